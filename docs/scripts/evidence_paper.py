@@ -5,7 +5,7 @@ from functools import cache, partial
 
 from evidence_runs import ROOT
 
-from merit_lab.paper.artefact import Artefact, Missing, comparisons
+from merit_lab.paper.artefact import Artefact, comparisons
 from merit_lab.paper.entries import ENTRIES
 from merit_lab.paper.plan import Corpus, Found
 from merit_lab.paper.scales import SCALES
@@ -41,7 +41,7 @@ def made(name: str) -> Artefact:
     entry, seeds = ENTRIES[name], _SEEDS.get(name)
     task = Task([entry], SCALES["nano"], corpus, _FOLDER, seeds=seeds, trains=False)
     artefact = task.make(entry, _found())
-    assert not isinstance(artefact, Missing), artefact
+    assert not artefact.missing, artefact.missing
     return artefact
 
 
@@ -52,7 +52,7 @@ def _found() -> Found:
 
 def table(name: str) -> Table:
     """The table of an entry, without rows of which no run was made."""
-    whole = made(name).table
+    whole = made(name).table()
     place = whole.head.index("Runs")
     kept = [row for row in whole.rows if not row[place].endswith(" missing") or "," in row[place]]
     return Table(whole.head, tuple(kept), whole.num_text)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from merit_lab.paper.plan import Data
+from merit_lab.paper.plan import ENDED, Data
 from merit_lab.paper.quantities import LOSS, BySeed, Quantity
 from merit_lab.results.statistic import Difference, paired
 from merit_lab.text import count_seeds
 
 Outcome = Literal["holds", "does not hold", "not decided", "not run"]
+Numbers = Mapping[str, Mapping[str, float]]
+"""The paper's, by the size of its model and the series."""
 
 # A claim is as good as the worst of its comparisons, an entry as the worst of its claims.
 _WORST_FIRST: tuple[Outcome, ...] = ("not run", "does not hold", "not decided", "holds")
@@ -40,9 +42,15 @@ class Side:
         """The quantity by seed, of the rows of this side."""
         return {seed: self.times * value for seed, value in self.of.of(self.rows(data)).items()}
 
+    @property
+    def words(self) -> list[str]:
+        """The side in words: series first, quantity last."""
+        rate = "" if self.factor in (None, 1) else f"at {self.factor:g} times its rate"
+        times = "" if self.times == 1 else f"times {self.times:g}"
+        return [one for one in (self.series, self.part, rate, times, self.of.name) if one]
 
-@dataclass(frozen=True)
-class Pair:
+
+class Pair(NamedTuple):
     """A comparison: the lower side is said to be below the upper one."""
 
     lower: Side
@@ -50,158 +58,103 @@ class Pair:
     paper: str = ""
     """What the paper has, as text."""
 
-    @property
-    def about(self) -> str:
-        """What both sides have in common."""
-        return ", ".join(one for one in _words(self.lower) if one in _words(self.upper))
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """What tells the two sides apart."""
-        lower, upper = _words(self.lower), _words(self.upper)
-        first, second = (
-            ", ".join(one for one in a if one not in b) for a, b in ((lower, upper), (upper, lower))
-        )
-        return first, second
-
-
-def _words(side: Side) -> list[str]:
-    """A side in words: series first, quantity last."""
-    rate = "" if side.factor in (None, 1) else f"at {side.factor:g} times its rate"
-    times = "" if side.times == 1 else f"times {side.times:g}"
-    return [one for one in (side.series, side.part, rate, times, side.of.name) if one]
-
 
 @dataclass(frozen=True)
 class Claim:
     """What the paper says, or we, as pairs that must all hold in every model."""
 
     says: str
-    source: str
     pairs: Sequence[Pair]
+    source: str = ""
+    """Empty: the paper's figure or table that the entry is about."""
     within: str = "model"
     """The pairs are compared among the runs that agree in this column; empty: among all."""
-    paper: Mapping[str, Mapping[str, float]] | None = None
-    """The paper's values by the size of its model and the series."""
 
-    def verdict(self, data: Data) -> Verdict:
-        """Whether it holds in an entry's runs."""
+    def verdict(self, data: Data, paper: Numbers | None = None) -> Verdict:
+        """Whether it holds in an entry's runs; with the paper's numbers, if it has some."""
         groups = data.groups(self.within) if self.within else [((), data)]
-        several = len(groups) > 1
         judged = [
-            self._judge(pair, group, str(key[0]) if several else "")
+            _judge(pair, group, str(key[0]) if len(groups) > 1 else "", paper or {})
             for key, group in groups
             for pair in self.pairs
-            if not _nothing_planned(pair, group)
+            if not any(side.rows(group).runs.is_empty() for side in pair[:2])  # nothing was planned
         ]
-        return Verdict(claim=self, comparisons=tuple(judged))
-
-    def _judge(self, pair: Pair, data: Data, where: str) -> Comparison:
-        lower, upper = pair.lower.values(data), pair.upper.values(data)
-        values = (self.paper or {}).get(data.runs["paper"][0], {})
-        both = [values[side.series] for side in (pair.lower, pair.upper) if side.series in values]
-        ended = all(_have_ended(side.rows(data)) for side in (pair.lower, pair.upper))
-        return Comparison(
-            pair=pair,
-            where=where,
-            paper=f"{both[0]:.3f} against {both[1]:.3f}" if len(both) == 2 else pair.paper,
-            difference=paired(lower, upper),
-            has_ended=ended,
-        )
+        return Verdict(self, judged)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(NamedTuple):
     """A pair in one model, judged."""
 
-    pair: Pair
-    where: str
+    what: str
     paper: str
     difference: Difference
-    has_ended: bool
-    """Whether all runs of both sides have ended."""
-
-    @property
-    def label(self) -> str:
-        """The comparison in words."""
-        first, second = self.pair.names
-        about = ", ".join(filter(None, (self.where, self.pair.about)))
-        return f"{about}: {first} below {second}" if about else f"{first} below {second}"
-
-    @property
-    def _has_no_spread(self) -> bool:
-        """Equal differences, as counts and rates of a grid can have, would make an interval of no width."""
-        one = self.difference
-        return len(one.seeds) > 1 and math.isclose(one.low, one.high, rel_tol=1e-9, abs_tol=1e-12)
-
-    @property
-    def outcome(self) -> Outcome:
-        """Whether the interval lies on the claimed side. One seed has none."""
-        if not self.difference.seeds:
-            return "not decided" if self._silence else "not run"
-        if self._has_no_spread or not self.difference.side:
-            return "not decided"
-        return "holds" if self.difference.side < 0 else "does not hold"
-
-    @property
-    def _silence(self) -> str:
-        """Why runs that have all ended say nothing."""
-        return (self.pair.lower.of.silent or self.pair.upper.of.silent) if self.has_ended else ""
-
-    @property
-    def words(self) -> str:
-        """What the seeds allow to say."""
-        one, (first, second) = self.difference, self.pair.names
-        if not one.seeds:
-            return self._silence or "not run"
-        failed = [(first, one.first_diverged), (second, one.second_diverged)]
-        if any(seeds for _, seeds in failed):
-            who = " and ".join(
-                f"{name} at seed {', '.join(map(str, seeds))}" for name, seeds in failed if seeds
-            )
-            return f"no interval: diverged or did not get there: {who} ({count_seeds(len(one.seeds))})"
-        words = one.words(first, second)
-        if self._has_no_spread:
-            return f"{words}: the same difference with every seed, so their spread is not known"
-        return words
+    outcome: Outcome
+    words: str
+    """What the seeds allow to say."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(NamedTuple):
     """A claim and its comparisons."""
 
     claim: Claim
-    comparisons: tuple[Comparison, ...]
+    comparisons: Sequence[Comparison]
 
     @property
     def outcome(self) -> Outcome:
         """The worst of the comparisons' outcomes."""
-        return worst(comparison.outcome for comparison in self.comparisons)
-
-    def as_json(self) -> dict[str, Any]:
-        """The part of verdict.json about this claim."""
-        return {
-            "claim": self.claim.says,
-            "source": self.claim.source,
-            "outcome": self.outcome,
-            "comparisons": [
-                {
-                    "what": one.label,
-                    "paper": one.paper,
-                    "unit": one.pair.lower.of.unit,
-                    "outcome": one.outcome,
-                    "words": one.words,
-                    "seeds": list(one.difference.seeds),
-                    **{name: _number(getattr(one.difference, name)) for name in ("mean", "low", "high")},
-                }
-                for one in self.comparisons
-            ],
-        }
+        return worst(one.outcome for one in self.comparisons)
 
 
-def worst(outcomes: Iterator[Outcome] | Sequence[Outcome]) -> Outcome:
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """The worst of several outcomes; "not run" if there are none."""
     return min(outcomes, key=_WORST_FIRST.index, default="not run")
+
+
+def _judge(pair: Pair, data: Data, where: str, paper: Numbers) -> Comparison:
+    sides = pair.lower, pair.upper
+    difference = paired(*(side.values(data) for side in sides))
+    shared = [one for one in pair.lower.words if one in pair.upper.words]
+    first, second = (", ".join(one for one in side.words if one not in shared) for side in sides)
+    known = paper.get(data.runs["paper"][0], {})
+    numbers = [f"{known[side.series]:.3f}" for side in sides if side.series in known]
+    about = ", ".join(filter(None, [where, *shared]))
+    have_ended = all(side.rows(data).runs["status"].is_in(ENDED).all() for side in sides)
+    outcome, words = _outcome(difference), _words(difference, first, second)
+    if not difference.seeds:
+        silence = (pair.lower.of.silent or pair.upper.of.silent) if have_ended else ""
+        outcome, words = ("not decided", silence) if silence else ("not run", "not run")
+    return Comparison(
+        what=f"{about}: {first} below {second}" if about else f"{first} below {second}",
+        paper=" against ".join(numbers) if len(numbers) == 2 else pair.paper,
+        difference=difference,
+        outcome=outcome,
+        words=words,
+    )
+
+
+def _outcome(difference: Difference) -> Outcome:
+    """Whether the interval lies on the claimed side."""
+    if _has_no_spread(difference) or not difference.side:  # one seed has no interval
+        return "not decided"
+    return "holds" if difference.side < 0 else "does not hold"
+
+
+def _words(difference: Difference, first: str, second: str) -> str:
+    failed = {first: difference.first_diverged, second: difference.second_diverged}
+    lost = [f"{name} at seed {', '.join(map(str, seeds))}" for name, seeds in failed.items() if seeds]
+    if lost:
+        seeds = count_seeds(len(difference.seeds))
+        return f"no interval: diverged or did not get there: {' and '.join(lost)} ({seeds})"
+    words = difference.words(first, second)
+    if _has_no_spread(difference):
+        return f"{words}: the same difference with every seed, so their spread is not known"
+    return words
+
+
+def _has_no_spread(difference: Difference) -> bool:
+    """Equal differences, as counts and rates of a grid can have, would make an interval of no width."""
+    is_narrow = math.isclose(difference.low, difference.high, rel_tol=1e-9, abs_tol=1e-12)
+    return len(difference.seeds) > 1 and is_narrow
 
 
 def below(lower: str, *uppers: str, of: Quantity = LOSS, paper: str = "", **where: Any) -> tuple[Pair, ...]:
@@ -221,18 +174,6 @@ def same(
     return tuple(Pair(Side(of, one, lower, **where), Side(of, one, upper, **where)) for one in series)
 
 
-def versus(series: str, lower: Quantity, upper: Quantity, paper: str = "") -> Pair:
+def versus(series: str, lower: Quantity, upper: Quantity, paper: str = "") -> tuple[Pair, ...]:
     """One quantity of a series below another one of it."""
-    return Pair(Side(lower, series), Side(upper, series), paper)
-
-
-def _nothing_planned(pair: Pair, data: Data) -> bool:
-    return any(side.rows(data).runs.is_empty() for side in (pair.lower, pair.upper))
-
-
-def _have_ended(data: Data) -> bool:
-    return data.runs["status"].is_in(["finished", "diverged"]).all()
-
-
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
+    return (Pair(Side(lower, series), Side(upper, series), paper),)

@@ -11,16 +11,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from merit_lab.data import Dataset
 from merit_lab.data.command import make
 from merit_lab.folders import refuse_file
 from merit_lab.paper.artefact import check_scale, tally
-from merit_lab.paper.entries import ENTRIES, Entry, choose
-from merit_lab.paper.plan import Corpus, Found, OneRun, Runs, plan
+from merit_lab.paper.entries import ENTRIES, choose
+from merit_lab.paper.entry import Entry
+from merit_lab.paper.plan import Corpus, Found, Runs, plan
 from merit_lab.paper.scales import SCALES, Scale
 from merit_lab.paper.work import Task, reproduce
+from merit_lab.runs import OVER
 from merit_lab.study import cost
 from merit_lab.study.command import exit_status
 from merit_lab.study.cost import UTILISATION, Cost, Speed, duration
@@ -32,6 +38,7 @@ _MAX_JOBS = 8
 _DAY = 86400.0  # seconds
 _SMALL_COST = 1e15  # FLOPs: hours on a slow core, so there is no need to measure the speed
 _REFERENCE_GPU = "H100"
+_COLOURS = {"holds": "green", "does not hold": "red", "not decided": "yellow"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     def work() -> int:
         entries = choose(options.names or ["all"])
         if options.list:
-            _Costs.of(scale, options, folder).show(entries)
+            _Costs(scale, options, folder).show(entries)
             return 0
         refuse_file(folder)
         check_scale(scale, folder)
@@ -69,58 +76,37 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    names = "\n".join(f"  {entry.name:<10} {entry.shows}" for entry in ENTRIES.values())
-    scales = "\n".join(f"  {scale.name:<10} {scale.summary}" for scale in SCALES.values())
+    names = "\n".join(f"  {entry.name:<12} {entry.title}" for entry in ENTRIES.values())
+    scales = "\n".join(f"  {scale.name:<12} {scale.summary}" for scale in SCALES.values())
     parser = argparse.ArgumentParser(
         prog="merit reproduce",
         description="Reproduce figures and tables of the MERIT paper, each with a verdict: whether the "
         "paper's claim held here.\nRuns that exist are used and missing ones trained; repeat the command to "
-        f"resume after an interruption.\n\nnames:\n  all        all of these\n{names}\n\nscales:\n{scales}",
+        f"resume after an interruption.\n\nnames:\n  all          all of these\n{names}\n\nscales:\n{scales}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="figures and tables to reproduce")
-    parser.add_argument(
-        "--scale", choices=SCALES, default="tiny", help="size of the models to train (%(default)s)"
-    )
-    parser.add_argument("--data", type=Path, help="token files, as `merit prepare` writes them")
-    parser.add_argument("--seeds", type=_count, help="seeds of every entry; default: set by the scale")
-    parser.add_argument("--out", type=Path, help="folder for runs and pages (runs/reproduce-SCALE)")
-    parser.add_argument(
-        "--task-files", type=Path, help="evaluation sets for fig5, fig12 and table1 (see `merit evaluate -h`)"
-    )
-    parser.add_argument(
-        "--jobs",
-        type=_count,
-        help="runs trained at the same time, sharing cores or GPUs if there are fewer; default: one per core",
-    )
-    parser.add_argument(
-        "--storage", help="URL of a database that hands out the runs; default: a file in --out"
-    )
-    parser.add_argument(
-        "--no-training",
-        action="store_true",
-        help="use only runs that exist; needs no data",
-    )
-    parser.add_argument("--list", action="store_true", help="list entries and what they cost on this machine")
-    parser.add_argument(
-        "--yes", action="store_true", help="start without asking, even if it takes many GPU hours or days"
-    )
+    option = parser.add_argument
+    option("names", nargs="*", metavar="NAME", help="figures and tables to reproduce")
+    option("--scale", choices=SCALES, default="tiny", help="size of the models to train (%(default)s)")
+    option("--data", type=Path, help="token files, as `merit prepare` writes them")
+    option("--seeds", type=_count, help="seeds of every entry; default: set by the scale")
+    option("--out", type=Path, help="folder for runs and pages (runs/reproduce-SCALE)")
+    option("--task-files", type=Path, help="sets for fig5, fig12 and table1 (see `merit evaluate -h`)")
+    option("--jobs", type=_count, help="runs trained at the same time; default: one per core, one on a GPU")
+    option("--storage", help="URL of a database that hands out the runs; default: a file in --out")
+    option("--no-training", action="store_true", help="use only runs that exist; needs no data")
+    option("--list", action="store_true", help="list entries and what they cost on this machine")
+    option("--yes", action="store_true", help="start without asking, even if it takes many GPU hours or days")
     options = parser.parse_args(argv)
     if not options.names and not options.list:
-        parser.error(
-            "give names of entries, for example: merit reproduce fig4; or merit reproduce all; or --list"
-        )
+        parser.error("give names of entries: merit reproduce fig4; or merit reproduce all; or --list")
     return options
 
 
 def _count(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is too few; at least 1 is needed")
-    return value
+    if not text.isdecimal() or not 1 <= int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _default_jobs() -> int:
@@ -133,10 +119,10 @@ def _corpus(scale: Scale, options: argparse.Namespace, folder: Path) -> Corpus:
     """The data to train on; with --no-training, those of the runs in the folder."""
     known = Corpus.recall(folder)
     if options.no_training and options.data is None:
-        if not folder.is_dir():
-            raise ValueError(f"there is no folder {folder}; give the folder of the runs with --out")
         if known is None:
-            raise ValueError(f"the data of the runs in {folder} are not known; give them with --data")
+            raise ValueError(
+                f"{folder} holds no runs of known data; give their folder with --out, their data with --data"
+            )
         return known
     corpus = Corpus.of(_data(scale, options.data))
     # The overview and data.json of a folder cannot tell two corpora apart.
@@ -174,15 +160,14 @@ class _Costs:
     """
 
     scale: Scale
-    seeds: int | None
+    options: argparse.Namespace
     folder: Path
-    corpus: Corpus | None
 
-    @classmethod
-    def of(cls, scale: Scale, options: argparse.Namespace, folder: Path) -> _Costs:
-        """Those of the command's options."""
-        corpus = Corpus.recall(folder) if options.data is None else Corpus.of(Dataset.open(options.data))
-        return cls(scale, options.seeds, folder, corpus)
+    @cached_property
+    def corpus(self) -> Corpus | None:
+        """The data, if they are known."""
+        data = self.options.data
+        return Corpus.recall(self.folder) if data is None else Corpus.of(Dataset.open(data))
 
     @cached_property
     def found(self) -> Found:
@@ -202,61 +187,54 @@ class _Costs:
 
     def of_entries(self, entries: Sequence[Entry]) -> Cost:
         """The cost of several entries, runs that they share counted once."""
-        queries = [(entry.num_seeds(self.scale, self.seeds), entry.runs) for entry in entries]
-        planned = [one for seeds, runs in queries for one in plan(runs, self.scale, seeds)]
+        seeds = self.options.seeds
+        planned = [
+            one
+            for entry in entries
+            for one in plan(entry.runs, self.scale, entry.num_seeds(self.scale, seeds))
+        ]
         planned = list({one.config.fingerprint: one for one in planned}.values())
         if self.corpus is None or not planned:
             return Cost.of((one.config, 0) for one in planned)
-        trials = self.found.trials(planned, self.folder, self.corpus)
-        data = self.found.data(planned, trials, self.corpus)
-        return Cost.of((run.config, self._steps_done(run)) for run in data.all)
-
-    @staticmethod
-    def _steps_done(run: OneRun) -> int:
-        """All steps of a run that ended: one that diverged is not repeated either."""
-        is_over = run.row["status"] in ("finished", "diverged")
-        return (run.config.steps or 0) if is_over else (run.row["last_step"] or 0)
+        data = self.found.data(planned, self.folder, self.corpus)
+        # All steps of a run that ended: one that diverged is not repeated either.
+        done = pl.when(pl.col("status").is_in(OVER)).then("steps").otherwise("last_step").fill_null(0)
+        return Cost.of((data.configs[run], steps) for run, steps in data.runs.select("run", done).iter_rows())
 
     def show(self, entries: Sequence[Entry]) -> None:
         """Print the list of entries with their costs."""
-        from rich.console import Console
-        from rich.table import Table
-
         console, speed = Console(highlight=False), self.speed
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         table.add_column("Name", no_wrap=True)
         table.add_column("What it shows")
         for head in ("Runs", "Left", "Tokens", "FLOPs", "GPU hours" if speed.num_gpus else "Time"):
             table.add_column(head, justify="right", no_wrap=True)
-
-        def add(name: str, shows: str, counted: Sequence[Entry]) -> None:
+        rows = [(entry.name, entry.title, [entry]) for entry in entries]
+        for name, shows, counted in [*rows, ("together", "runs that entries share counted once", entries)]:
             of_these = self.of_entries(counted)
             hours, seconds = of_these.gpu_hours(speed), of_these.seconds(speed)
             spent = f"{hours:,.2f}" if speed.num_gpus else duration(seconds)
             counts = str(of_these.num_runs), str(of_these.num_left)
             table.add_row(name, shows, *counts, amount(of_these.tokens), f"{of_these.flops:.1e}", spent)
-
-        for entry in entries:
-            add(entry.name, entry.shows, [entry])
-        if len(entries) > 1:
-            table.add_section()
-            add("together", "runs that entries share counted once", entries)
-        console.print(f"scale {self.scale.name}: {self.scale.summary}\n", markup=False, soft_wrap=True)
-        console.print(table)
         deducted = f"training already done in {self.folder} is deducted"
         if self.corpus is None and (self.folder / "runs").is_dir():
             deducted = f"give --data to deduct training already done in {self.folder}"
-        console.print(
-            f"\nTraining only; {deducted}. Speed: {speed.flops / 1e12:.3g} TFLOP/s, {speed.source}.",
-            markup=False,
-            soft_wrap=True,
-        )
+        about = f"Training only; {deducted}. Speed: {speed.flops / 1e12:.3g} TFLOP/s, {speed.source}."
+        console.print(f"scale {self.scale.name}: {self.scale.summary}\n", markup=False, soft_wrap=True)
+        console.print(table)
+        console.print(f"\n{about}", markup=False, soft_wrap=True)
 
 
 def _agreed(entries: Sequence[Entry], scale: Scale, options: argparse.Namespace, folder: Path) -> bool:
     """Whether to start. If it takes many GPU hours or days, show the cost and ask."""
-    ranks, costs = Ranks.join(), _Costs.of(scale, options, folder)
-    if not scale.is_large and not ranks.first(lambda: _takes_days(costs, entries)):
+    ranks, costs = Ranks.join(), _Costs(scale, options, folder)
+
+    def takes_days() -> bool:
+        """Whether the rest would take this machine more than a day, as a GPU's scale does on a CPU."""
+        of_these = costs.of_entries(entries)
+        return of_these.flops >= _SMALL_COST and of_these.seconds(costs.speed) > _DAY
+
+    if not scale.is_large and not ranks.first(takes_days):
         return True
     if ranks.is_first:
         costs.show(entries)
@@ -272,18 +250,7 @@ def _agreed(entries: Sequence[Entry], scale: Scale, options: argparse.Namespace,
         return False
 
 
-def _takes_days(costs: _Costs, entries: Sequence[Entry]) -> bool:
-    """Whether the rest would take this machine more than a day, as a GPU's scale does on a CPU."""
-    of_these = costs.of_entries(entries)
-    return of_these.flops >= _SMALL_COST and of_these.seconds(costs.speed) > _DAY
-
-
 def _print_verdicts(verdicts: Sequence[dict[str, Any]], folder: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    colours = {"holds": "green", "does not hold": "red", "not decided": "yellow"}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("Entry", no_wrap=True)
     table.add_column("Verdict", no_wrap=True)
@@ -292,6 +259,6 @@ def _print_verdicts(verdicts: Sequence[dict[str, Any]], folder: Path) -> None:
         lines = [(claim["outcome"], claim["claim"]) for claim in entry.get("verdicts", [])]
         for place, (outcome, claim) in enumerate(lines or [("not run", entry.get("missing", ""))]):
             name = entry["entry"] if place == 0 else ""
-            table.add_row(name, Text(outcome, style=colours.get(outcome, "dim")), Text(claim))
+            table.add_row(name, Text(outcome, style=_COLOURS.get(outcome, "dim")), Text(claim))
     Console(highlight=False).print(table)
     print(f"\n{tally(verdicts)}\nThe page: {folder / 'index.html'}")

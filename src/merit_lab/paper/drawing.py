@@ -1,61 +1,51 @@
-"""The charts of entries: each takes an entry's runs and makes pictures, by results/charts.py."""
+"""The charts of entries: each takes an entry's runs and asks results/charts.py for pictures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import polars as pl
 import torch
 
 from merit_lab.paper import measured
 from merit_lab.paper import quantities as q
-from merit_lab.paper.plan import Data, OneRun
+from merit_lab.paper.plan import Data
 from merit_lab.results import charts
 from merit_lab.results.page import Chart
 
-Curve = Callable[[OneRun], Sequence[q.Point]]
 Draw = Callable[[Data], list[Chart]]
 
+LOSS = "validation loss (nats per token)"
 _MOST_CELLS = 64  # on a side of a picture; larger weights are averaged over blocks
 _MOST_POINTS = 200
-LOSS = "validation loss (nats per token)"
 
 
 def curves(
     title: str,
     y_title: str,
-    curve: Curve | Mapping[str, Curve],
+    curve: q.Query,
     *,
     by: str = "panel",
     against: str = "step",
     wide: bool = False,
     zero: bool = False,
 ) -> Draw:
-    """A quantity of each run over steps, a chart for each panel; or several, by the names of their series."""
-    parts = {"": curve} if callable(curve) else curve
+    """A curve of each run, a chart for each panel. A query with a column ``series`` has several of a run."""
+    value = "value_loss" if y_title == LOSS else "value"  # a loss is shown without its beginning
 
     def draw(data: Data) -> list[Chart]:
         made = []
         for (group,), of_group in data.groups(by):
-            runs, rows = [], []
-            for part, measure in parts.items():
-                for run in of_group.all:
-                    about = {"run": f"{run.row['planned']} {part}", "status": run.row["status"]}
-                    optimizer = part or run.row["optimizer.name"]
-                    runs.append({**about, "series": part or run.row["series"], "optimizer.name": optimizer})
-                    size = run.config.batch * run.config.model.context if against == "tokens" else 1
-                    rows += [
-                        {"run": about["run"], "step": step, against: step * size, "value_loss": value}
-                        for step, value in measure(run)
-                        if math.isfinite(value)
-                    ]
-            if rows:
-                value = "value_loss" if y_title == LOSS else "value"  # a loss is shown without its beginning
-                one = charts.curves(
-                    pl.DataFrame(runs),
-                    pl.DataFrame(rows).rename({"value_loss": value}),
+            runs, rows = of_group.runs, curve(of_group)
+            if "series" in rows.columns:
+                rows = rows.with_columns(of="run", run=pl.format("{}, {}", "run", "series"))
+                each = rows.select("run", "of", "series").unique(maintain_order=True)
+                runs = each.join(runs.select("status", "left_out", of="run"), on="of")
+            if not rows.is_empty():
+                chart = charts.curves(
+                    runs,
+                    rows.rename({"value": value}),
                     value,
                     against,
                     name=_file(f"{title} {group}"),
@@ -65,123 +55,84 @@ def curves(
                     wide=wide,
                     zero=zero,
                 )
-                made.append(one)
+                made.append(chart)
         return made
 
     return draw
 
 
 def layers(data: Data) -> list[Chart]:
-    """The largest logit of every layer over the steps, mean over seeds, a chart for each series."""
-    frames = {}
-    for (series,), of_series in data.groups("series"):
-        rows = [
-            {"step": step, "layer": layer, "logit": value}
-            for run in of_series.all
-            for layer in q.every(run.config.model.layers)
-            for step, value in q.layer_curve(run, layer)
-        ]
-        if rows:
-            means = pl.DataFrame(rows).group_by("step", "layer").agg(pl.col("logit").mean())
-            frames[series] = means.sort("step", "layer")
-    values = [value for frame in frames.values() for value in frame["logit"]]
-    return [
-        charts.heat(
-            frame,
-            "step",
-            "layer",
-            "logit",
-            name=_file(f"layers {series}"),
-            title=f"Every layer, {series}",
-            caption="Largest logit of each layer, mean over seeds; one scale of colours for all optimizers.",
-            log=min(values) > 0 and max(values) > 20 * min(values),
-            domain=(min(values), max(values)),
-            x_title="steps",
-        )
-        for series, frame in frames.items()
-    ]
+    """The largest logit of every layer over the steps, a chart for each series."""
+    return charts.layers(data.runs, data.steps, name="layers")
 
 
 def weights(data: Data) -> list[Chart]:
     """Magnitudes of the first layer's query and key weights after training, of the first finished seed."""
     made = []
     for (series,), of_series in data.groups("series"):
-        run = next((run for run in of_series.all if measured.checkpoints(run)), None)
-        if run is None:
-            continue
-        at_end = measured.weights_at(Path(run.row["folder"]), measured.checkpoints(run)[-1], 1)
+        folder, steps = next(iter(measured.checkpoints(of_series).values()), (None, []))
+        at_end = {} if folder is None else measured.weights_at(folder, steps[-1], 1)
         for name, weight in at_end.items():
             block = -(-max(weight.shape) // _MOST_CELLS)
-            magnitudes = torch.nn.functional.avg_pool2d(weight.abs()[None, None], block, ceil_mode=True)[0, 0]
-            cells = [
-                {"output": row, "input": column, "magnitude": value}
-                for row, line in enumerate(magnitudes.tolist())
-                for column, value in enumerate(line)
-            ]
-            flat = sorted(cell["magnitude"] for cell in cells)
-            one = charts.heat(
-                pl.DataFrame(cells),
+            means = torch.nn.functional.avg_pool2d(weight.abs()[None, None], block, ceil_mode=True)[0, 0]
+            cells = pl.DataFrame({"output": range(len(means)), "magnitude": means.tolist()})
+            cells = cells.with_columns(input=pl.int_ranges(means.shape[1])).explode("magnitude", "input")
+            size = cells["magnitude"]
+            chart = charts.heat(
+                cells,
                 "input",
                 "output",
                 "magnitude",
                 name=_file(f"{name} {series}"),
                 title=f"{name.capitalize()} weight, {series}",
                 caption=f"Magnitudes in the first layer after training, means of {block} x {block} elements.",
-                domain=(
-                    flat[0],
-                    flat[int(0.995 * (len(flat) - 1))],
-                ),  # the largest would leave all others dark
+                # The largest would leave all others dark.
+                domain=(size.min(), size.quantile(0.995)),  # type: ignore[arg-type]
             )
-            made.append(one)
+            made.append(chart)
     return made
 
 
 def density(data: Data) -> list[Chart]:
     """The spectral density of the Hessian of the first seed of each series."""
-    rows = []
-    for (series,), of_series in data.groups("series"):
-        points = next((points for run in of_series.all if (points := measured.spectrum(run))), [])
-        highest = max((value for _, value in points), default=1.0)
-        rows += [
-            {
-                "series": series,
-                "eigenvalue": at,
-                "density": max(value, 1e-8 * highest),
-            }  # a floor for the logarithm
-            for at, value in points[:: -(-len(points) // _MOST_POINTS) or 1]
-        ]
-    if not rows:
+    points = measured.spectrum(data)
+    points = points.filter(pl.col("run") == pl.col("run").first().over("series"))
+    if points.is_empty():
         return []
-    caption = "Lanczos quadrature of the first seed that finished, smoothed by a hundredth of its width."
-    title = "Spectral density of the Hessian"
-    frame = pl.DataFrame(rows)
-    return [
-        charts.lines(frame, "eigenvalue", "density", name="density", title=title, caption=caption, log_y=True)
-    ]
+    every = -(-len(points) // (_MOST_POINTS * points["run"].n_unique()))
+    floor = 1e-8 * pl.col("density").max().over("series")  # for the logarithm
+    points = points.with_columns(pl.max_horizontal("density", floor)).gather_every(every)
+    chart = charts.lines(
+        points.rename({"grid": "eigenvalue"}),
+        "eigenvalue",
+        "density",
+        name="density",
+        title="Spectral density of the Hessian",
+        caption="Lanczos quadrature of the first seed that finished, smoothed by a hundredth of its width.",
+        log_y=True,
+    )
+    return [chart]
 
 
 def rates(data: Data) -> list[Chart]:
-    """The final loss against the learning rate, a line for each series, for each panel with a grid."""
-    made = []
-    for (panel,), of_panel in data.groups("panel"):
-        ended = of_panel.runs.filter(pl.col("final").is_finite())
-        means = ended.group_by("series", "optimizer.name", "lr", maintain_order=True).agg(
-            pl.col("final").mean()
+    """The final loss against the learning rate, a chart for each panel that has a grid and finite losses."""
+    grids = [
+        (panel, of_panel.runs)
+        for (panel,), of_panel in data.groups("panel")
+        if of_panel.runs.filter(pl.col("final").is_finite()).select("series", "lr").n_unique()
+        > of_panel.runs["series"].n_unique()
+    ]
+    caption = "Lines join means over seeds; dots are runs, rings the lowest; crosses at the top diverged."
+    return [
+        charts.rates(
+            runs,
+            "lr",
+            name=_file(f"rates {panel}"),
+            title=f"Final validation loss against the learning rate, {panel}",
+            caption=caption,
         )
-        if len(means) > means["series"].n_unique():  # a grid
-            one = charts.lines(
-                means.sort("series", "lr", maintain_order=True),
-                "lr",
-                "final",
-                name=_file(f"rates {panel}"),
-                title=f"Final validation loss against the learning rate, {panel}",
-                caption="Means over seeds. Runs that diverged are not drawn; the table counts them.",
-                x_title="peak learning rate",
-                y_title=LOSS,
-                log_x=True,
-            )
-            made.append(one)
-    return made
+        for panel, runs in grids
+    ]
 
 
 def steps_against_batch(data: Data) -> list[Chart]:
@@ -189,13 +140,8 @@ def steps_against_batch(data: Data) -> list[Chart]:
     made = []
     for (panel,), of_panel in data.groups("panel"):
         rows = [
-            {
-                "series": series,
-                "optimizer.name": one.runs["optimizer.name"][0],
-                "batch": batch,
-                "steps": steps,
-            }
-            for (series, batch), one in of_panel.groups("series", "batch")
+            {"series": series, "optimizer.name": optimizer, "batch": batch, "steps": steps}
+            for (series, optimizer, batch), one in of_panel.groups("series", "optimizer.name", "batch")
             for steps in q.STEPS.of(one).values()
             if math.isfinite(steps) and steps > 0
         ]
@@ -204,7 +150,7 @@ def steps_against_batch(data: Data) -> list[Chart]:
             tokens = min(row["batch"] * row["steps"] for row in rows)
             batches = sorted(of_panel.values("batch"))
             ideal = {"series": "ideal", "batch": batches, "steps": [tokens / batch for batch in batches]}
-            one = charts.steps_to(
+            chart = charts.steps_to(
                 pl.DataFrame(rows),
                 name=_file(f"steps {panel}"),
                 title=f"Steps against batch, {panel}",
@@ -212,7 +158,7 @@ def steps_against_batch(data: Data) -> list[Chart]:
                 "batch, half the steps.",
                 ideals=pl.DataFrame(ideal),
             )
-            made.append(one)
+            made.append(chart)
     return made
 
 
@@ -228,22 +174,27 @@ def points(title: str, quantity: q.Quantity) -> Draw:
         ]
         if not rows:
             return []
-        about = {"name": _file(title), "title": title.capitalize(), "x_title": title}
-        caption = "A dot for each seed, a bar at their mean."
-        return [charts.points(pl.DataFrame(rows), "value", "panel", caption=caption, **about)]
+        chart = charts.points(
+            pl.DataFrame(rows),
+            "value",
+            "panel",
+            name=_file(title),
+            title=title.capitalize(),
+            caption="A dot for each seed, a bar at their mean.",
+            x_title=title,
+        )
+        return [chart]
 
     return draw
 
 
 def theorem(data: Data) -> list[Chart]:
     """The mean squared gradient norm against the number of steps, and the bound."""
-    by_steps = data.runs.group_by("steps", maintain_order=True)
-    norm = pl.col("measured")
-    found = by_steps.agg(norm.mean().alias("norm"), norm.min().alias("low"), norm.max().alias("high"))
-    bound = by_steps.agg(pl.col("bound").first().alias("norm"))
-    both = [found.with_columns(series=pl.lit("MERIT-W")), bound.with_columns(series=pl.lit("Bound"))]
+    norm, by_steps = pl.col("measured"), data.runs.group_by("steps", maintain_order=True)
+    found = by_steps.agg(norm=norm.mean(), low=norm.min(), high=norm.max(), series=pl.lit("MERIT-W").first())
+    bound = by_steps.agg(norm=pl.col("bound").first(), series=pl.lit("Bound").first())
     chart = charts.lines(
-        pl.concat(both, how="diagonal"),
+        pl.concat([found, bound], how="diagonal"),
         "steps",
         "norm",
         name="theorem",

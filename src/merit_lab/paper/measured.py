@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
+import polars as pl
 import torch
 from torch import Tensor
 
@@ -16,8 +16,8 @@ from merit_lab.measure.curvature.command import CurvatureConfig, measure_curvatu
 from merit_lab.measure.evaluate.command import evaluate
 from merit_lab.measure.evaluate.sets import PAPER_SETS
 from merit_lab.models import Model
-from merit_lab.paper.plan import Data, OneRun
-from merit_lab.paper.quantities import Layers, Point, Quantity, first, middle, per_run, score
+from merit_lab.paper.plan import Data
+from merit_lab.paper.quantities import per_run, score
 from merit_lab.paper.scales import Scale
 from merit_lab.train.checkpoint_files import steps_of
 from merit_lab.train.snapshot import Snapshot
@@ -84,65 +84,68 @@ def weights_at(folder: Path, step: int, layer: int) -> dict[str, Tensor]:
     return {name: weight.clone() for name, weight in query_and_key(model, layer).items()}
 
 
-def checkpoints(run: OneRun) -> list[int]:
-    """The steps of the checkpoints that a finished run has kept."""
-    return steps_of(Path(run.row["folder"]) / "checkpoints") if run.row["status"] == "finished" else []
+def checkpoints(data: Data) -> dict[str, tuple[Path, list[int]]]:
+    """The folder of each finished run, and the steps of the checkpoints that it has kept, if any."""
+    kept = {run: (folder, steps_of(folder / "checkpoints")) for run, folder in data.folders()}
+    return {run: (folder, steps) for run, (folder, steps) in kept.items() if steps}
 
 
 def need_weights(data: Data, _: Scale, __: Path | None) -> None:
     """Raise if the runs have finished and none has kept its weights."""
-    finished = [run for run in data.all if run.row["status"] == "finished"]
-    if finished and not any(map(checkpoints, finished)):
+    if data.folders() and not checkpoints(data):
         raise Unavailable(
             "The runs have no weights: their checkpoints were removed, or these are records from an archive, "
             "which keeps none."
         )
 
 
-def _alike(name: str, kind: str) -> Quantity:
-    def of(run: OneRun) -> float | None:
-        steps = checkpoints(run)
-        return alikeness(weights_at(Path(run.row["folder"]), steps[-1], 1)[name], kind) if steps else None
-
-    return per_run(f"{name}, {kind}", of, diverged=math.nan, number=".2f", unit="times chance")
+def alike(data: Data, of: str) -> pl.DataFrame:
+    """How alike the "rows" or "columns" of the first layer's "query" or "key" are at the end of each run."""
+    name, kind = of.split(", ")
+    rows = []
+    for run, (folder, steps) in checkpoints(data).items():
+        rows.append((run, alikeness(weights_at(folder, steps[-1], 1)[name], kind)))
+    return pl.DataFrame(rows, schema={"run": pl.String, "value": pl.Float64}, orient="row")
 
 
 ALIKE = {
-    f"{name.capitalize()}, {kind}": _alike(name, kind)
-    for name in ("query", "key")
-    for kind in ("rows", "columns")
+    name.capitalize(): per_run(
+        name,
+        partial(alike, of=name),
+        diverged=math.nan,
+        number=".2f",
+    )
+    for name in ("query, rows", "query, columns", "key, rows", "key, columns")
 }
 
 
-def _gap_curve(layers: Layers, name: str) -> Callable[[OneRun], list[Point]]:
-    """The gap of a query or key weight at each checkpoint."""
-
-    def curve(run: OneRun) -> list[Point]:
-        layer, folder = layers(run.config.model.layers)[0], Path(run.row["folder"])
-        return [(step, relative_gap(weights_at(folder, step, layer)[name])) for step in checkpoints(run)]
-
-    return curve
-
-
-GAP_CURVES = {
-    f"{where} layer, {name}": _gap_curve(layers, name)
-    for where, layers in (("first", first), ("middle", middle))
-    for name in ("query", "key")
-}
+def gaps(data: Data) -> pl.DataFrame:
+    """The gap of each query and key weight at each checkpoint: run, step, series, value, and the peak."""
+    rows = []
+    for run, (folder, steps) in checkpoints(data).items():
+        model = data.configs[run].model
+        rows += [
+            {"run": run, "step": step, "series": f"{where} layer, {name}", "value": relative_gap(weight)}
+            for where, layer in (("first", 1), ("middle", (model.layers + 1) // 2))
+            for step in steps
+            for name, weight in weights_at(folder, step, layer).items()
+        ]
+    schema = {"run": pl.String, "step": pl.Int64, "series": pl.String, "value": pl.Float64}
+    return pl.DataFrame(rows, schema=schema)
 
 
-def _mean_gap(run: OneRun) -> float | None:
-    gaps = [gap for curve in GAP_CURVES.values() for _, gap in curve(run)]
-    return statistics.fmean(gaps) if gaps else None
+def _mean_gaps(data: Data) -> pl.DataFrame:
+    return gaps(data).group_by("run", maintain_order=True).agg(pl.col("value").mean())
 
 
-def _mean_peak(run: OneRun) -> float | None:
-    gap = _mean_gap(run)
-    return None if gap is None else peak(gap, run.config.model.width**2)
+def _peaks(data: Data) -> pl.DataFrame:
+    means = _mean_gaps(data)
+    peaks = [peak(gap, data.configs[run].model.width ** 2) for run, gap in means.iter_rows()]
+    return means.with_columns(value=pl.Series(peaks, dtype=pl.Float64))
 
 
-GAP = per_run("gap", _mean_gap, diverged=math.nan, number=".4f")
-PEAK = per_run("largest weight", _mean_peak, diverged=math.nan, number=".2f", unit="times normal")
+GAP = per_run("gap", _mean_gaps, diverged=math.nan, number=".4f")
+PEAK = per_run("largest weight", _peaks, diverged=math.nan, number=".2f")
 
 
 # Curvature: figure 7.
@@ -158,50 +161,36 @@ def measure_curvature_of(data: Data, scale: Scale, _: Path | None) -> None:
         density_probes=1,
         density_steps=2 * scale.curvature_probes,
     )
-    for run in _finished(data):
-        if run.config.data.is_dir():
+    for run, folder in data.folders():
+        of_run = data.configs[run]
+        if of_run.data.is_dir():
             try:
-                measure_curvature(
-                    Path(run.row["folder"]), config, step=run.config.steps, data=run.config.data
-                )
+                measure_curvature(folder, config, step=of_run.steps, data=of_run.data)
             except ModuleNotFoundError as error:
                 raise Unavailable(
                     f"Curvature needs {error.name}, which is not installed: pip install "
                     "'merit-optim[curvature]'"
                 ) from None
-        elif any(of.of(data.where(run=run.row["run"])) == {} for of in (TOP_EIGENVALUE, TRACE)):
+        elif not (TOP_EIGENVALUE.of(data.where(run=run)) and TRACE.of(data.where(run=run))):
             raise Unavailable(
-                f"Curvature needs the runs' data, which are not in {run.config.data}: give them with --data"
+                f"Curvature needs the runs' data, which are not in {of_run.data}: give them with --data"
             )
 
 
-def _at_end(run: OneRun, key: str) -> str | float | None:
-    """A result of the run's last checkpoint; None if only an earlier one was measured."""
-    return run.row.get(key) if run.row.get("curvature.step") == run.config.steps else None
+_AT_END = pl.when(pl.col("curvature.step") == pl.col("steps"))  # not of an earlier checkpoint
+TOP_EIGENVALUE = per_run(
+    "top eigenvalue", _AT_END.then(pl.col("curvature.eigenvalues.values").list.first()), number=".4g"
+)
+TRACE = per_run("trace", _AT_END.then(pl.col("curvature.trace")), number=".4g")
 
 
-def _top(run: OneRun) -> float | None:
-    values = _at_end(run, "curvature.eigenvalues.values")
-    return None if values is None else float(json.loads(str(values))[0])
-
-
-def _trace(run: OneRun) -> float | None:
-    value = _at_end(run, "curvature.trace")
-    return None if value is None else float(value)
-
-
-def spectrum(run: OneRun) -> list[tuple[float, float]]:
-    """The points of the spectral density."""
-    grid, density = (_at_end(run, f"curvature.density.{name}") for name in ("grid", "density"))
-    return (
-        []
-        if grid is None or density is None
-        else list(zip(json.loads(str(grid)), json.loads(str(density)), strict=True))
-    )
-
-
-TOP_EIGENVALUE = per_run("top eigenvalue", _top, number=".4g")
-TRACE = per_run("trace", _trace, number=".4g")
+def spectrum(data: Data) -> pl.DataFrame:
+    """The spectral density of each run that has one: run, series, grid, density."""
+    parts = {name: f"curvature.density.{name}" for name in ("grid", "density")}
+    if not set(parts.values()) <= set(data.runs.columns):
+        return pl.DataFrame(schema=["run", "series", *parts])
+    columns = {name: _AT_END.then(pl.col(column)) for name, column in parts.items()}
+    return data.runs.select("run", "series", **columns).drop_nulls().explode(*parts)
 
 
 # Evaluations: figures 5 and 12, table 1.
@@ -211,9 +200,8 @@ def evaluate_on(entry: str) -> Callable[[Data, Scale, Path | None], None]:
     """Evaluate the runs on an entry's sets."""
 
     def measure(data: Data, scale: Scale, task_files: Path | None) -> None:
-        for run in _finished(data):
-            one = data.where(run=run.row["run"])
-            if task_files is None and all(score(name).of(one) for name in PAPER_SETS[entry]):
+        for run, folder in data.folders():
+            if task_files is None and all(score(name).of(data.where(run=run)) for name in PAPER_SETS[entry]):
                 continue  # evaluated before, wherever the sets came from
             if task_files is None and scale.tokenizer is not None:
                 raise Unavailable(
@@ -222,18 +210,12 @@ def evaluate_on(entry: str) -> Callable[[Data, Scale, Path | None], None]:
                     "Face hub."
                 )
             try:
-                evaluate(
-                    Path(run.row["folder"]), [entry], task_files=task_files, limit=scale.evaluation_limit
-                )
+                evaluate(folder, [entry], task_files=task_files, limit=scale.evaluation_limit)
             except (ModuleNotFoundError, ConnectionError) as error:
                 raise Unavailable(str(error)) from None
             except ValueError as error:
-                is_short = run.config.model.context < _LONG_ENOUGH
+                is_short = data.configs[run].model.context < _LONG_ENOUGH
                 way_out = "; a larger scale has models with longer contexts" if is_short else ""
                 raise Unavailable(f"{error}{way_out}") from None
 
     return measure
-
-
-def _finished(data: Data) -> list[OneRun]:
-    return [run for run in data.all if run.row["status"] == "finished"]

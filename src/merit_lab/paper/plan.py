@@ -1,7 +1,7 @@
 """Which runs an entry needs, as a query over a scale; and the rows of the table of runs that answer it.
 
-A run is known by its settings and its data, whatever its folder is called. So entries share runs, and runs of
-an archive are found again.
+A run is known by its settings and its data, whatever its folder is called. So entries share runs, and kept
+runs are found again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from merit_lab.models import ModelConfig
 from merit_lab.models.names import AnyModelConfig
 from merit_lab.paper.scales import Scale, Setup
 from merit_lab.results.names import display_name, short_name
-from merit_lab.runs import durable, table
+from merit_lab.runs import OVER, durable, table
 from merit_lab.runs.settings import flatten
 from merit_lab.study import Trial
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
@@ -31,7 +31,7 @@ from merit_lab.train.optimizer_config import MeritPart
 WATCHED = ("adamw", "lamb", "merit")
 """Most entries are about these, so their runs keep checkpoints on the way."""
 WARMUP = 0.02  # the paper's
-_OVER = ("finished", "diverged")
+ENDED = ("finished", "diverged")
 _NO_DATA = Path()  # until the data are known
 # Settings that decide what is trained. How often a run is measured or saved is not one of them.
 _DECISIVE = ("model.", "optimizer.", "batch", "steps", "seed", "precision", "measure.validation_sequences")
@@ -75,9 +75,8 @@ class Runs:
     def _planned(self, scale: Scale, setup: Setup, optimizer: str, factor: float, seed: int) -> Planned:
         steps = math.ceil(setup.tokens / (setup.batch * setup.model.context))
         every = max(1, steps // scale.num_measurements)
-        checkpoints = 1
-        if optimizer in WATCHED and not self.without and not self.qk_norm:
-            checkpoints = scale.num_checkpoints
+        is_watched = optimizer in WATCHED and not self.without and not self.qk_norm
+        checkpoints = scale.num_checkpoints if is_watched else 1
         config = TrainConfig(
             data=_NO_DATA,
             model=replace(setup.model, qk_norm=self.qk_norm),
@@ -103,15 +102,9 @@ class Runs:
             steps=steps,
             seed=seed,
         )
-        return Planned(
-            config=config,
-            panel=setup.model_name if self.by_model else setup.name,
-            model=setup.model_name,
-            paper=setup.paper,
-            series=self.series.format(name=display_name(optimizer)),
-            part=self.part,
-            factor=factor,
-        )
+        series = self.series.format(name=display_name(optimizer))
+        panel = setup.model_name if self.by_model else setup.name
+        return Planned(config, panel, setup.model_name, setup.paper, series, self.part, factor)
 
 
 class Planned(NamedTuple):
@@ -125,6 +118,13 @@ class Planned(NamedTuple):
     series: str
     part: str
     factor: float
+
+
+def plan(queries: Iterable[Runs], scale: Scale, seeds: int) -> list[Planned]:
+    """The runs of several queries, each once; all those of a seed before those of the next."""
+    planned = [one for query in queries for one in query.planned(scale, seeds)]
+    unique = {(one.config.fingerprint, one.panel, one.series): one for one in planned}
+    return sorted(unique.values(), key=lambda one: one.config.seed)
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,8 @@ class Corpus:
     def remember(self, folder: Path) -> None:
         """Write them into a folder of runs."""
         folder.mkdir(parents=True, exist_ok=True)
-        known = {
-            "name": self.folder.resolve().name,
-            "vocab_size": self.vocab_size,
-            "fingerprint": self.fingerprint,
-        }
+        name = self.folder.resolve().name
+        known = {"name": name, "vocab_size": self.vocab_size, "fingerprint": self.fingerprint}
         durable.write(folder / "data.json", json.dumps(known, indent=2) + "\n")
 
     @classmethod
@@ -165,31 +162,18 @@ class Corpus:
             ) from None
 
 
-class OneRun(NamedTuple):
-    """A row of an entry's runs, its steps, and its configuration."""
-
-    row: Mapping[str, Any]
-    steps: pl.DataFrame
-    config: TrainConfig
-
-    def points(self, column: str) -> list[tuple[int, float]]:
-        """The finite values of a column of the steps, with their steps."""
-        if column not in self.steps.columns:
-            return []
-        known = self.steps.select("step", column).drop_nulls().rows()
-        return [(step, value) for step, value in known if math.isfinite(value)]
-
-
 @dataclass(frozen=True)
 class Data:
     """An entry's runs, a row each, with what was measured; and their steps."""
 
     runs: pl.DataFrame
-    """The columns of the table of runs, and panel, model, paper, series, part, factor. A run that was not
-    found has the status "missing"."""
-    steps: Mapping[str, pl.DataFrame] = field(default_factory=dict)
-    """Of each run, by its name."""
+    """The columns of the table of runs, and panel, model, paper, series, part, factor, lr; ``final``, the
+    last loss of a run that ended; ``target``, a loss that all of a panel reach; and ``left_out``, why a run
+    does not count. A run that was not found has the status "missing"."""
+    steps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=dict(table.COLUMNS)))
+    """Of these runs, and perhaps of others."""
     configs: Mapping[str, TrainConfig] = field(default_factory=dict)
+    """Of each run, by its name."""
 
     def where(self, **values: object) -> Data:
         """The rows with these values; a value that is None or empty is any."""
@@ -205,14 +189,22 @@ class Data:
         """The values of a column, each once, in order."""
         return self.runs[column].unique(maintain_order=True).to_list()
 
-    @cached_property
-    def all(self) -> list[OneRun]:
-        """Every run with its steps."""
-        empty = pl.DataFrame(schema={"step": pl.Int64})
-        return [
-            OneRun(row, self.steps.get(row["run"], empty), self.configs[row["run"]])
-            for row in self.runs.iter_rows(named=True)
-        ]
+    def measured(self, column: str, *settings: str) -> pl.DataFrame:
+        """A column of the steps where it is known, with some settings of the runs: run, step, these."""
+        runs = self.runs.select("run", *settings).unique("run", maintain_order=True)
+        steps = self.steps.select("run", "step", column).drop_nulls()
+        return runs.join(steps, on="run", maintain_order="left_right")
+
+    def folders(self, status: str = "finished") -> list[tuple[str, Path]]:
+        """The runs with this status, each once, and their folders."""
+        rows = self.runs.filter(status=status).select("run", "folder").unique(maintain_order=True).rows()
+        return [(run, Path(folder)) for run, folder in rows]
+
+    @property
+    def left(self) -> list[Trial]:
+        """The runs that are yet to train, or to go on with, as trials."""
+        rows = self.runs.filter(~pl.col("status").is_in(OVER)).unique("run", maintain_order=True)
+        return [Trial(Path(folder), self.configs[run]) for run, folder in rows.select("run", "folder").rows()]
 
     @property
     def statuses(self) -> str:
@@ -224,10 +216,7 @@ class Data:
     def trouble(self) -> list[str]:
         """A line for each run that did not finish."""
         rows = self.runs.unique("run", maintain_order=True).filter(pl.col("status") != "finished")
-        return [
-            f"{row['run']}: {row['status']}" + (f": {row['message']}" if row.get("message") else "")
-            for row in rows.iter_rows(named=True)
-        ]
+        return [": ".join(filter(None, row)) for row in rows.select("run", "status", "message").iter_rows()]
 
 
 @dataclass(frozen=True)
@@ -235,89 +224,78 @@ class Found:
     """The runs that a folder holds, by what identifies them."""
 
     runs: pl.DataFrame
-    steps: Mapping[str, pl.DataFrame]
+    steps: pl.DataFrame
 
     @classmethod
     def in_folder(cls, folder: Path) -> Found:
         """Read the runs of a folder of entries: those in ``runs``, and those in ``runs.parquet``."""
-        places = [place for place in (folder / "runs", folder / "runs.parquet") if _has_runs(place)]
-        if not places:
-            return cls(
-                pl.DataFrame({"identity": [], "run": []}, schema_overrides={"identity": pl.String}), {}
-            )
-        runs, steps = table.read(*places)
+        directories, kept = folder / "runs", folder / "runs.parquet"
+        places = [kept] if kept.is_file() else []
+        if any(directories.glob("*/config.json")):
+            places.insert(0, directories)
+        runs, steps = table.read(*places) if places else (pl.DataFrame(), Data(pl.DataFrame()).steps)
         identities = [_identity(row, row.get("environment.data.fingerprint")) for row in runs.to_dicts()]
         runs = runs.with_columns(pl.Series("identity", identities, dtype=pl.String))
-        by_run = steps.partition_by("run", as_dict=True)
         # A run directory comes before a kept run with the same settings.
-        runs = runs.unique("identity", keep="first", maintain_order=True)
-        return cls(runs, {key[0]: frame for key, frame in by_run.items()})
+        return cls(runs.unique("identity", keep="first", maintain_order=True), steps)
 
     def data(
-        self, planned: Sequence[Planned], trials: Sequence[Trial], corpus: Corpus, limit: int | None = None
+        self, planned: Sequence[Planned], folder: Path, corpus: Corpus, limit: int | None = None
     ) -> Data:
-        """The rows of planned runs; ``trials`` are the same runs with their folders.
+        """The rows of planned runs; those that are not there get directories in the folder.
 
         With a limit, evaluations are those of so many items of each set.
         """
+        configs = [replace(one.config, data=corpus.folder).resolve(corpus.vocab_size) for one in planned]
+        identities = [identify(config, corpus) for config in configs]
+        names = [_name(*both) for both in zip(configs, identities, strict=True)]
         rows = [
             {
-                "identity": identify(trial.config, corpus),
-                "planned": trial.folder.name,
-                **{name: getattr(one, name) for name in ("panel", "model", "paper", "series", "part")},
-                "factor": one.factor,
-                "seed": trial.config.seed,
-                "batch": trial.config.batch,
-                "lr": trial.config.optimizer.lr,
-                "optimizer.name": trial.config.optimizer.name,
+                "identity": identity,
+                "planned": name,
+                "planned_folder": str(folder / "runs" / name),
+                **one._asdict(),
+                "seed": config.seed,
+                "batch": config.batch,
+                "steps": config.steps,
+                "lr": config.optimizer.lr,
+                "optimizer.name": config.optimizer.name,
+                **{f"model.{name}": getattr(config.model, name) for name in ("layers", "width", "context")},
             }
-            for one, trial in zip(planned, trials, strict=True)
+            for one, config, identity, name in zip(planned, configs, identities, names, strict=True)
         ]
-        known = self.runs.drop("seed", "batch", "optimizer.name", strict=False)
+        wanted = pl.DataFrame(rows).drop("config")
+        known = self.runs.drop(set(wanted.columns) - {"identity"}, strict=False)
         if limit is not None:
-            known = known.rename(
-                {
-                    name: name.replace(f"-first-{limit}.", ".")
-                    for name in known.columns
-                    if f"-first-{limit}." in name
-                }
-            )
-        frame = pl.DataFrame(rows).join(known, on="identity", how="left", maintain_order="left")
-        frame = frame.with_columns(pl.col("run").fill_null(pl.col("planned")))
-        for name in ("status", "validation_loss", *table.OUTCOME):
-            if name not in frame.columns:
-                frame = frame.with_columns(pl.lit(None, table.OUTCOME.get(name, pl.String)).alias(name))
-        frame = frame.with_columns(pl.col("status").fill_null("missing"))
-        names = frame["run"].to_list()
-        configs = {name: trial.config for name, trial in zip(names, trials, strict=True)}
-        return Data(
-            _with_target(frame), {name: self.steps[name] for name in names if name in self.steps}, configs
+            known = known.rename(lambda name: name.replace(f"-first-{limit}.", "."))
+        frame = wanted.join(known, on="identity", how="left", maintain_order="left")
+        absent = {"run": pl.String, "folder": pl.String, "status": pl.String, **table.OUTCOME}
+        frame = frame.with_columns(
+            pl.lit(None, kind).alias(name) for name, kind in absent.items() if name not in frame.columns
         )
-
-    def trials(self, planned: Iterable[Planned], folder: Path, corpus: Corpus) -> list[Trial]:
-        """The planned runs with their folders: those of the runs that are there, or new ones."""
-        folders = dict(self.runs.select("identity", "folder").rows()) if "folder" in self.runs.columns else {}
-        trials = []
-        for one in planned:
-            config = replace(one.config, data=corpus.folder).resolve(corpus.vocab_size)
-            identity = identify(config, corpus)
-            path = (
-                Path(folders[identity]) if identity in folders else folder / "runs" / _name(config, identity)
-            )
-            trials.append(Trial(path, config))
-        return trials
-
-
-def plan(queries: Iterable[Runs], scale: Scale, seeds: int) -> list[Planned]:
-    """The runs of several queries, each once; all those of a seed before those of the next."""
-    planned = [one for query in queries for one in query.planned(scale, seeds)]
-    unique = {(one.config.fingerprint, one.panel, one.series): one for one in planned}
-    return sorted(unique.values(), key=lambda one: one.config.seed)
+        frame = frame.with_columns(
+            pl.col("run").fill_null(pl.col("planned")),
+            pl.col("folder").fill_null(pl.col("planned_folder")),
+            pl.col("status").fill_null("missing"),
+        )
+        return Data(_judged(frame), self.steps, dict(zip(frame["run"], configs, strict=True)))
 
 
 def identify(config: TrainConfig, corpus: Corpus) -> str:
     """What identifies a run: a hash of its settings and its data."""
     return _identity(flatten(config.to_dict()), corpus.fingerprint)
+
+
+def _judged(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with what follows from how the runs ended: ``final``, ``target``, ``left_out``.
+
+    The target is the lowest loss that every run of the panel ended at or below, without those that diverged.
+    """
+    finished, diverged = (pl.col("status") == status for status in ENDED)
+    final = pl.when(diverged).then(math.inf).when(finished).then(pl.col("validation_loss"))
+    frame = frame.with_columns(final=final, left_out=pl.when(~(finished | diverged)).then(pl.col("status")))
+    finite = pl.when(pl.col("final").is_finite()).then(pl.col("final"))
+    return frame.with_columns(target=finite.max().over("panel"))
 
 
 def _identity(settings: Mapping[str, object], fingerprint: str | None) -> str:
@@ -350,36 +328,12 @@ def _text(value: object) -> str:
 def _name(config: TrainConfig, identity: str) -> str:
     model: AnyModelConfig = config.model
     optimizer = config.optimizer
-    return "-".join(
-        [
-            f"{model.family}-{model.layers}x{model.width}",
-            "-without-".join([short_name(optimizer.name), *optimizer.without]),
-            *(["overridden"] if optimizer.overrides else []),
-            *([f"warmup{optimizer.warmup:g}"] if optimizer.warmup != WARMUP else []),
-            *(["qk-norm"] if isinstance(model, ModelConfig) and model.qk_norm else []),
-            f"lr{optimizer.lr:g}",
-            f"batch{config.batch}",
-            f"seed{config.seed}",
-            identity[:8],
-        ]
-    )
-
-
-def _has_runs(place: Path) -> bool:
-    return place.is_file() or (place.is_dir() and any(place.glob("*/config.json")))
-
-
-def _with_target(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with ``final``, the last loss of runs that ended, and ``target``, which all of a panel reach.
-
-    The target is the lowest loss that every run of the panel ended at or below, without those that diverged.
-    """
-    final = (
-        pl.when(pl.col("status") == "diverged")
-        .then(math.inf)
-        .when(pl.col("status") == "finished")
-        .then(pl.col("validation_loss"))
-    )
-    frame = frame.with_columns(final=final)
-    finite = pl.when(pl.col("final").is_finite()).then(pl.col("final"))
-    return frame.with_columns(target=finite.max().over("panel"))
+    parts = [
+        f"{model.family}-{model.layers}x{model.width}",
+        "-without-".join([short_name(optimizer.name), *optimizer.without]),
+        "overridden" if optimizer.overrides else "",
+        f"warmup{optimizer.warmup:g}" if optimizer.warmup != WARMUP else "",
+        "qk-norm" if isinstance(model, ModelConfig) and model.qk_norm else "",
+        f"lr{optimizer.lr:g}-batch{config.batch}-seed{config.seed}-{identity[:8]}",
+    ]
+    return "-".join(filter(None, parts))

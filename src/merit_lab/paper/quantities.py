@@ -1,13 +1,13 @@
-"""Quantities that claims and tables are about: each gives a number for each seed from the frames of runs."""
+"""Quantities that claims and tables are about: queries of runs that give a number for each seed."""
 
 from __future__ import annotations
 
 import math
-import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
 
 import polars as pl
 import torch
@@ -15,14 +15,16 @@ import torch
 from merit_lab.measure.evaluate.sets import PAPER_SETS
 from merit_lab.models import build, flops_per_token
 from merit_lab.models.names import AnyModelConfig
-from merit_lab.paper.plan import Data, OneRun
+from merit_lab.paper.plan import ENDED, Data
+from merit_lab.results.series import layer_logits
 from merit_lab.study.reach import steps_to_reach
 from merit_lab.tables import NOTHING
 
 BySeed = Mapping[int, float]
-Point = tuple[int, float]
+Query = Callable[[Data], pl.DataFrame]
+"""From runs to a frame with the columns run and value, and step if it is a curve."""
 
-_BLOCK = re.compile(r"blocks\.(\d+)\.")
+VALUE, LAYERS, WIDTH = pl.col("value"), pl.col("model.layers"), pl.col("model.width")
 _PERPLEXITIES = {"lambada": "perplexity", "wikitext": "word_perplexity"}
 
 
@@ -35,7 +37,6 @@ class Quantity:
     """Infinite where a run diverged and counts as the worst; without a seed that says nothing."""
     number: str = ".3f"
     """The format of the number."""
-    unit: str = ""
     silent: str = ""
     """Why no seed may say anything."""
     infinite: str = ""
@@ -47,38 +48,37 @@ class Quantity:
         finite = [value for value in values if math.isfinite(value)]
         parts = [f"{len(values) - len(finite)} {self.infinite}"] if self.infinite and finite != values else []
         if finite:
-            parts.append(f"{statistics.fmean(finite):{self.number}}")
-            if len(finite) > 1:
-                parts[-1] += f" ± {statistics.stdev(finite):{self.number}}"
+            deviation = f" ± {statistics.stdev(finite):{self.number}}" if len(finite) > 1 else ""
+            parts.append(f"{statistics.fmean(finite):{self.number}}{deviation}")
         return "; ".join(parts) or NOTHING
 
 
 def per_run(
-    name: str,
-    of: Callable[[OneRun], float | None],
-    *,
-    diverged: float | None = math.inf,
-    number: str = ".3f",
-    unit: str = "",
-    infinite: str = "",
+    name: str, value: pl.Expr | Query, *, diverged: float | None = math.inf, **about: Any
 ) -> Quantity:
-    """A quantity of single runs, none of those that have not ended: they have only their first steps.
+    """A quantity of single runs: an expression over the frame of runs, or a query that gives each a value.
 
-    ``diverged`` is that of a run that diverged: infinite where it counts as worse than any other, NaN where
-    it says nothing, None where it is measured like those of others.
+    Runs that have not ended have only their first steps and none. ``diverged`` is that of a run that
+    diverged: infinite where it counts as worse than any other, NaN where it says nothing, None where it is
+    measured like those of others.
     """
 
     def by_seed(data: Data) -> BySeed:
-        values = {}
-        for run in data.all:
-            if run.row["status"] == "diverged" and diverged is not None:
-                values[run.row["seed"]] = diverged
-            elif run.row["status"] in ("finished", "diverged") and (value := of(run)) is not None:
-                values[run.row["seed"]] = value
-        return {seed: value for seed, value in values.items() if not math.isnan(value)}
+        ended = replace(data, runs=data.runs.filter(pl.col("status").is_in(ENDED)))
+        if not isinstance(value, pl.Expr):
+            values = value(ended).select("run", VALUE)
+            runs = ended.runs.join(values, on="run", how="left", maintain_order="left")
+        elif set(value.meta.root_names()) <= set(ended.runs.columns):
+            runs = ended.runs.with_columns(value=value)
+        else:  # of no run was it measured
+            runs = ended.runs.with_columns(value=pl.lit(None, pl.Float64))
+        if diverged is not None:
+            lost = pl.col("status") == "diverged"
+            runs = runs.with_columns(value=pl.when(lost).then(pl.lit(diverged)).otherwise(VALUE))
+        return dict(runs.select("seed", VALUE.cast(pl.Float64)).drop_nulls().drop_nans().rows())
 
     silent = "it diverged, with every seed" if diverged is not None and math.isnan(diverged) else ""
-    return Quantity(name=name, of=by_seed, number=number, unit=unit, silent=silent, infinite=infinite)
+    return Quantity(name=name, of=by_seed, silent=silent, **about)
 
 
 def constant(value: float) -> Quantity:
@@ -86,14 +86,34 @@ def constant(value: float) -> Quantity:
     return Quantity(name=f"{value:.3g}", of=lambda data: dict.fromkeys(data.values("seed"), value))
 
 
-def at_rate(data: Data, rate: float) -> Data:
-    """The runs with this peak learning rate."""
-    return Data(data.runs.filter(pl.col("lr") == rate), data.steps, data.configs)
+def several(curves: Mapping[str, Query]) -> Query:
+    """Several curves of each run in one frame, told apart by their series."""
+    return lambda data: pl.concat(
+        [curve(data).with_columns(series=pl.lit(name)) for name, curve in curves.items()]
+    )
+
+
+def _of_each_run(curve: Query, value: pl.Expr) -> Query:
+    """A number for each run from its curve, by an expression over the curve's values."""
+    return lambda data: curve(data).group_by("run", maintain_order=True).agg(value=value)
 
 
 # Losses and learning rates.
 
-LOSS = per_run("validation loss", lambda run: run.row["final"], unit="nats")
+LOSS = per_run("validation loss", pl.col("final"))
+
+
+def losses(data: Data) -> pl.DataFrame:
+    """The validation loss over the steps and the tokens."""
+    tokens = pl.col("step") * pl.col("batch") * pl.col("model.context")
+    curve = data.measured("validation_loss", "batch", "model.context")
+    return curve.select("run", "step", tokens.alias("tokens"), value="validation_loss")
+
+
+def _of_common_seeds(data: Data) -> pl.DataFrame:
+    """The runs that ended, of the seeds that ended at each rate at which any did."""
+    ended = data.runs.filter(pl.col("final").is_not_nan())
+    return ended.filter(pl.col("lr").n_unique().over("seed") == ended["lr"].n_unique())
 
 
 def best_rate(data: Data) -> float | None:
@@ -101,27 +121,20 @@ def best_rate(data: Data) -> float | None:
 
     Only seeds that all rates have count. None if no run has a finite loss.
     """
-    by_rate, seeds = _losses_by_rate(data)
-    ranks = {}
-    for rate, losses in by_rate.items():
-        finite = [losses[seed] for seed in seeds if math.isfinite(losses.get(seed, math.inf))]
-        if finite:
-            ranks[rate] = len(seeds) - len(finite), statistics.fmean(finite)
-    return min(ranks, key=ranks.__getitem__, default=None)
-
-
-def _losses_by_rate(data: Data) -> tuple[dict[float, BySeed], set[int]]:
-    """The final losses at each rate, ascending; and the seeds that ended at each rate where any did."""
-    by_rate = {rate: LOSS.of(at_rate(data, rate)) for rate in sorted(data.values("lr"))}
-    ended = [set(losses) for losses in by_rate.values() if losses]
-    return by_rate, set.intersection(*ended) if ended else set()
+    final = pl.col("final")
+    by_rate = (
+        _of_common_seeds(data)
+        .group_by("lr")
+        .agg(lost=final.is_infinite().sum(), mean=final.filter(final.is_finite()).mean())
+    )
+    return next(iter(by_rate.drop_nulls().sort("lost", "mean", "lr")["lr"]), None)
 
 
 def _loss_at_best(data: Data) -> BySeed:
     best = best_rate(data)
     if best is None:  # all diverged
-        return dict.fromkeys(_losses_by_rate(data)[1], math.inf)
-    return LOSS.of(at_rate(data, best))
+        return dict.fromkeys(_of_common_seeds(data)["seed"].sort(), math.inf)
+    return LOSS.of(data.where(lr=best))
 
 
 def _best_rates(data: Data) -> BySeed:
@@ -129,42 +142,34 @@ def _best_rates(data: Data) -> BySeed:
 
     A best rate on the edge depends on where the grid was placed, not on which rate is best.
     """
-    by_rate, _ = _losses_by_rate(data)
-    rates, best = list(by_rate), {}
-    for seed in sorted(set[int]().union(*by_rate.values())):
-        losses = [by_rate[rate].get(seed, math.nan) for rate in rates]
-        if not any(map(math.isnan, losses)):
-            place = losses.index(min(losses))
-            if 0 < place < len(rates) - 1 and losses[place] < losses[place + 1]:
-                best[seed] = math.log10(rates[place])
-    return best
+    final, num_rates = pl.col("final"), data.runs["lr"].n_unique()
+    ended = data.runs.filter(final.is_not_nan()).sort("seed", "lr")
+    whole = ended.filter(pl.col("lr").n_unique().over("seed") == num_rates)
+    below_neighbours = [final < final.shift(place).over("seed") for place in (1, -1)]
+    best = whole.filter(final == final.min().over("seed"), *below_neighbours)
+    return dict(best.select("seed", pl.col("lr").log10()).rows())
 
 
-LOSS_AT_BEST = Quantity(name="validation loss at the best rate", of=_loss_at_best, unit="nats")
-BEST_RATE = Quantity(
-    name="best rate", of=_best_rates, unit="powers of ten", silent="no seed has its best rate inside its grid"
-)
-
-
-def losses(run: OneRun) -> list[Point]:
-    """The validation loss over the steps."""
-    return run.points("validation_loss")
+LOSS_AT_BEST = Quantity(name="validation loss at the best rate", of=_loss_at_best)
+BEST_RATE = Quantity(name="best rate", of=_best_rates, silent="no seed has its best rate inside its grid")
 
 
 # Steps to a loss, against the batch.
 
 
-def _steps_to_target(run: OneRun) -> float | None:
-    target = run.row["target"]
-    steps = None if target is None else steps_to_reach(target, losses(run))
-    return math.inf if steps is None else steps
+def _steps_to_target(data: Data) -> pl.DataFrame:
+    """Infinite where the target was not reached."""
+    rows = data.measured("validation_loss", "target").filter(pl.col("validation_loss").is_finite())
+    rows = rows.with_columns(pl.col("target").fill_null(-math.inf))
+    reached = {
+        run: steps_to_reach(target, of_run.select("step", "validation_loss").rows())
+        for (run, target), of_run in rows.group_by("run", "target", maintain_order=True)
+    }
+    steps = [math.inf if (known := reached.get(run)) is None else known for run in data.runs["run"]]
+    return data.runs.select("run", value=pl.Series(steps, dtype=pl.Float64)).unique("run")
 
 
-STEPS = per_run("steps to the target", _steps_to_target, number=".0f", unit="steps", infinite="not reached")
-
-
-def _at_batch(data: Data, batch: int) -> BySeed:
-    return STEPS.of(data.where(batch=batch))
+STEPS = per_run("steps to the target", _steps_to_target, number=".0f", infinite="not reached")
 
 
 def _efficiency(data: Data) -> BySeed:
@@ -173,7 +178,7 @@ def _efficiency(data: Data) -> BySeed:
     None for a seed that did not reach it with the smallest batch, or was there before the first step.
     """
     smallest, *_, largest = sorted(data.values("batch"))
-    few, many = _at_batch(data, smallest), _at_batch(data, largest)
+    few, many = STEPS.of(data.where(batch=smallest)), STEPS.of(data.where(batch=largest))
     return {
         seed: few[seed] * smallest / (many[seed] * largest)
         for seed in sorted(few.keys() & many.keys())
@@ -183,8 +188,7 @@ def _efficiency(data: Data) -> BySeed:
 
 STEPS_AT_LARGEST = Quantity(
     name="steps with the largest batch",
-    of=lambda data: _at_batch(data, max(data.values("batch"))),
-    unit="steps",
+    of=lambda data: STEPS.of(data.where(batch=max(data.values("batch")))),
 )
 EFFICIENCY = Quantity(
     name="share of ideal scaling",
@@ -193,72 +197,43 @@ EFFICIENCY = Quantity(
 )
 
 
-# Attention.
+# Attention. The layers are counted from 1.
 
-Layers = Callable[[int], range]
-"""Some layers of a number of layers; the first is 1."""
-
-
-def first(_: int) -> range:
-    """The first layer."""
-    return range(1, 2)
-
-
-def middle(num: int) -> range:
-    """The middle layer, for example the 12th of 24."""
-    return range((num + 1) // 2, (num + 1) // 2 + 1)
-
-
-def every(num: int) -> range:
-    """All layers."""
-    return range(1, num + 1)
+_MIDDLE = (LAYERS + 1) // 2  # the 12th of 24
+_SHALLOW = pl.max_horizontal(1, LAYERS // 3)  # the paper's are 1 to 8 of 24
+_BETWEEN = pl.max_horizontal(_SHALLOW + 1, (17 / 24 * LAYERS).round())  # its middle ones end with 17 of 24
+SOME_LAYERS = {
+    "first layer": (pl.lit(1), pl.lit(1)),
+    "middle layer": (_MIDDLE, _MIDDLE),
+    "all layers": (pl.lit(1), LAYERS),
+    "shallow layers": (pl.lit(1), _SHALLOW),
+    "middle layers": (_SHALLOW + 1, _BETWEEN),
+    "deep layers": (_BETWEEN + 1, LAYERS),
+}
+"""The first and the last of some layers."""
 
 
-def shallow(num: int) -> range:
-    """The first third, as the paper calls 1 to 8 of 24 layers."""
-    return range(1, max(1, num // 3) + 1)
+def logits(layers: str) -> Query:
+    """The largest logit of each of some layers over the steps, where it is finite: columns run to value."""
+
+    def curves(data: Data) -> pl.DataFrame:
+        chosen = pl.col("layer").is_between(*SOME_LAYERS[layers])
+        return layer_logits(data.measured("max_logits", "model.layers")).filter(chosen, VALUE.is_finite())
+
+    return curves
 
 
-def middle_third(num: int) -> range:
-    """Those above, up to 17 of 24 layers."""
-    begin = shallow(num)[-1] + 1
-    return range(begin, max(begin, round(17 / 24 * num)) + 1)
-
-
-def deep(num: int) -> range:
-    """The others."""
-    return range(middle_third(num)[-1] + 1, num + 1)
-
-
-def layer_curve(run: OneRun, layer: int) -> list[Point]:
-    """The largest logit of a layer over the steps, where it is finite."""
-    if "max_logits" not in run.steps.columns:
-        return []
-    known = run.steps.select("step", "max_logits").drop_nulls().rows()
-    points = [(step, _largest(layers[layer - 1])) for step, layers in known if layer <= len(layers)]
-    return [point for point in points if math.isfinite(point[1])]
-
-
-def _largest(values: Sequence[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else max(values)
-
-
-def logit_curve(layers: Layers) -> Callable[[OneRun], list[Point]]:
-    """That curve of the first of some layers."""
-    return lambda run: layer_curve(run, layers(run.config.model.layers)[0])
-
-
-def logit(name: str, layers: Layers) -> Quantity:
+def logit(layers: str) -> Quantity:
     """The mean over layers of the largest logit that each had at any step."""
 
-    def of(run: OneRun) -> float | None:
-        curves = [layer_curve(run, layer) for layer in layers(run.config.model.layers)]
-        return statistics.fmean(max(value for _, value in curve) for curve in curves) if all(curves) else None
+    def of(data: Data) -> pl.DataFrame:
+        largest = logits(layers)(data).group_by("run", "layer").agg(VALUE.max())
+        return largest.group_by("run").agg(VALUE.mean())
 
-    return per_run(f"largest logit, {name}", of, number=".2f", unit="logit")
+    return per_run(f"largest logit, {layers}", of, number=".2f")
 
 
-LARGEST_LOGIT = per_run("largest logit", lambda run: run.row["largest_logit"], diverged=None, number=".4g")
+LARGEST_LOGIT = per_run("largest logit", pl.col("largest_logit"), diverged=None, number=".4g")
 
 
 # Updates.
@@ -272,162 +247,135 @@ def _sizes(config: AnyModelConfig) -> dict[str, int]:
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 
-def _layer_of(name: str) -> int | None:
-    match = _BLOCK.search(name)
-    return int(match[1]) + 1 if match else None
+def updates(quantity: str, wanted: pl.Expr) -> Query:
+    """The mean of a quantity over the elements of some parameters, chosen by ``size`` and ``layer``."""
+
+    def curves(data: Data) -> pl.DataFrame:
+        sizes = [
+            {"run": run, "parameter": name, "size": size}
+            for run in data.values("run")
+            for name, size in _sizes(data.configs[run].model).items()
+        ]
+        schema = {"run": pl.String, "parameter": pl.String, "size": pl.Int64}
+        layer = pl.col("parameter").str.extract(r"blocks\.(\d+)\.").cast(pl.Int64) + 1
+        of_parameters = data.measured("updates", "model.layers", "model.width").explode("updates")
+        chosen = (
+            of_parameters.unnest("updates")
+            .join(pl.DataFrame(sizes, schema=schema), on=["run", "parameter"], maintain_order="left")
+            .with_columns(layer=layer)
+            .filter(wanted, pl.col(quantity).is_not_null())
+        )
+        mean = (pl.col(quantity) * pl.col("size")).sum() / pl.col("size").sum()
+        means = chosen.group_by("run", "step", maintain_order=True).agg(value=mean)
+        return means.filter(VALUE.is_finite())  # the last of a run that diverged may not be
+
+    return curves
 
 
-def _mean_of_updates(run: OneRun, quantity: str, wanted: Callable[[str, int], bool]) -> list[Point]:
-    """The mean over the elements of the parameters that ``wanted`` selects by name and size."""
-    sizes, points = _sizes(run.config.model), []
-    updates = run.steps.select("step", "updates").drop_nulls() if "updates" in run.steps.columns else None
-    for step, parameters in updates.rows() if updates is not None else []:
-        chosen = [one for one in parameters if wanted(one["parameter"], sizes[one["parameter"]])]
-        chosen = [one for one in chosen if one[quantity] is not None]
-        if total := sum(sizes[one["parameter"]] for one in chosen):
-            mean = sum(sizes[one["parameter"]] * one[quantity] for one in chosen) / total
-            points.append((step, mean))
-    return [
-        point for point in points if math.isfinite(point[1])
-    ]  # the last of a run that diverged may not be
-
-
-def clipped(name: str, layer: Callable[[int], int]) -> Quantity:
-    """The highest share of a layer's elements that were clipped, in percent."""
-
-    def of(run: OneRun) -> float | None:
-        points = clipped_curve(run, layer(run.config.model.layers))
-        return max((100 * value for _, value in points), default=None)
-
-    return per_run(f"share clipped, {name}", of, diverged=math.nan, unit="percent")
-
-
-def clipped_curve(run: OneRun, layer: int) -> list[Point]:
-    """The share of a layer's elements that were clipped."""
-    return _mean_of_updates(run, "clipped", lambda name, _: _layer_of(name) == layer)
-
-
-CLIPPED_LAYERS: Mapping[str, Callable[[int], int]] = {
-    "first layer": lambda _: 1,
-    "middle layer": lambda num: num // 2 or 1,
-    "last layer": lambda num: num,
-}
-CLIPPED_CURVES = {
-    name: lambda run, layer=layer: clipped_curve(run, layer(run.config.model.layers))
-    for name, layer in CLIPPED_LAYERS.items()
-}
-
-
-def bounded_curve(run: OneRun) -> list[Point]:
-    """The share of matrix elements where the weight-wise bound decided; vectors have no other ratio."""
-    return _mean_of_updates(run, "bounded", lambda _, size: size > run.config.model.width)
-
-
-def reach_curve(run: OneRun) -> list[Point]:
-    """The relative change of the blocks' matrices in a step, as a multiple of the learning rate."""
-    steps, optimizer, width = run.config.steps, run.config.optimizer, run.config.model.width
-    assert steps is not None and optimizer.lr is not None, "the configuration is resolved"
-    changes = _mean_of_updates(
-        run, "relative_change", lambda name, size: size > width and _layer_of(name) is not None
+_LAYER, _IS_MATRIX = pl.col("layer"), pl.col("size") > WIDTH
+_CLIPPED: Mapping[str, Query] = {
+    name: updates("clipped", layer == _LAYER)
+    for name, layer in (
+        ("first layer", pl.lit(1)),
+        ("middle layer", pl.max_horizontal(1, LAYERS // 2)),
+        ("last layer", LAYERS),
     )
-    return [(step, change / optimizer.rate(step - 1, steps, optimizer.lr)) for step, change in changes]
+}
+clipped_curves = several(_CLIPPED)
+CLIPPED = {
+    name: per_run(f"share clipped, {name}", _of_each_run(curve, 100 * VALUE.max()), diverged=math.nan)
+    for name, curve in _CLIPPED.items()
+}
+"""The highest share of a layer's elements that were clipped."""
+
+bounded_curve = updates("bounded", _IS_MATRIX)
+"""The share of matrix elements where the weight-wise bound decided; vectors have no other ratio."""
+
+_third = partial(_of_each_run, bounded_curve)
+BOUNDED = {
+    name: per_run(f"share bounded, {name}", _third(100 * part.mean()), diverged=math.nan, number=".2f")
+    for name, part in (
+        ("first third", VALUE.head(pl.len() // 3)),
+        ("last third", VALUE.tail(pl.len() // 3)),
+    )
+}
 
 
-def _third(points: Sequence[Point], *, last: bool) -> float | None:
-    """The mean over the first or the last third of the points, in percent."""
-    length = len(points) // 3
-    part = points[-length:] if last else points[:length]
-    return 100 * statistics.fmean(value for _, value in part) if length else None
+def reach_curve(data: Data) -> pl.DataFrame:
+    """The relative change of the blocks' matrices in a step, as a multiple of the learning rate."""
+    changes = updates("relative_change", _IS_MATRIX & _LAYER.is_not_null())(data)
+    rates = []
+    for run, step in changes.select("run", "step").iter_rows():
+        config = data.configs[run]
+        assert config.steps is not None and config.optimizer.lr is not None, "the configuration is resolved"
+        rates.append(config.optimizer.rate(step - 1, config.steps, config.optimizer.lr))
+    return changes.with_columns(value=VALUE / pl.Series(rates, dtype=pl.Float64))
 
 
-def bounded(*, last: bool) -> Quantity:
-    """The share of elements where the weight-wise bound decided, early or late."""
-    return per_run(
-        f"share bounded, {'last' if last else 'first'} third",
-        lambda run: _third(bounded_curve(run), last=last),
+REACH = {
+    name: per_run(
+        f"reach of the {name}",
+        _of_each_run(reach_curve, value),
         diverged=math.nan,
         number=".2f",
-        unit="percent",
     )
-
-
-def reach(*, last: bool) -> Quantity:
-    """How far the first or the last measured step went, as a multiple of the learning rate."""
-
-    def of(run: OneRun) -> float | None:
-        points = reach_curve(run)
-        return points[-1 if last else 0][1] if points else None
-
-    name = f"reach of the {'last' if last else 'first'} step"
-    return per_run(name, of, diverged=math.nan, number=".2f", unit="times the rate")
+    for name, value in (("first step", VALUE.first()), ("last step", VALUE.last()))
+}
+"""How far the first and the last measured step went."""
 
 
 # Speed.
 
 
-def _seconds(run: OneRun) -> float | None:
-    """The median time of a step, hardly affected by the steps that include measurements."""
-    speed = run.row["tokens_per_second"]
-    return None if speed is None else run.config.batch * run.config.model.context / speed
+def _teraflops(data: Data) -> pl.DataFrame:
+    runs = data.runs.select("run", "tokens_per_second").unique("run")
+    flops = [flops_per_token(data.configs[run].model) for run in runs["run"]]
+    return runs.with_columns(value=pl.col("tokens_per_second") * pl.Series(flops, dtype=pl.Float64) / 1e12)
 
 
-def _teraflops(run: OneRun) -> float | None:
-    flops, speed = flops_per_token(run.config.model), run.row["tokens_per_second"]
-    return None if flops is None or speed is None else flops * speed / 1e12
+def _optimizer_share(data: Data) -> pl.DataFrame:
+    shares = data.measured("optimizer_share").drop_nans().group_by("run")
+    return shares.agg(value=100 * pl.col("optimizer_share").median())
 
 
-def _share(run: OneRun) -> float | None:
-    shares = [value for _, value in run.points("optimizer_share")]
-    return 100 * statistics.median(shares) if shares else None
-
-
-SECONDS = per_run("seconds of a step", _seconds, diverged=None, number=".4f", unit="seconds")
+SECONDS = per_run(
+    "seconds of a step",
+    pl.col("batch") * pl.col("model.context") / pl.col("tokens_per_second"),
+    diverged=None,
+    number=".4f",
+)
+"""The median time of a step, hardly affected by the steps that include measurements."""
 TERAFLOPS = per_run("TFLOP/s", _teraflops, diverged=None, number=".1f")
-OPTIMIZER_SHARE = per_run("optimizer's share, %", _share, diverged=None, number=".2f")
+OPTIMIZER_SHARE = per_run("optimizer's share, %", _optimizer_share, diverged=None, number=".2f")
 
 
-# Evaluations and curvature, which are columns of the runs.
+# Evaluations, which are columns of the runs.
 
 
-def column(
-    name: str, key: str, *, worst: float = math.inf, number: str = ".4g", times: float = 1
-) -> Quantity:
-    """A measurement after training, which is a column of the runs."""
-
-    def of(run: OneRun) -> float | None:
-        value = run.row.get(key)
-        return None if value is None else times * float(value)
-
-    return per_run(name, of, diverged=worst, number=number)
+def _column(name: str) -> pl.Expr:
+    """The perplexity, or the accuracy in percent, on an evaluation set."""
+    if name in _PERPLEXITIES:
+        return pl.col(f"evaluate.{name}.{_PERPLEXITIES[name]}")
+    return 100 * pl.col(f"evaluate.{name}.acc")
 
 
 def score(name: str) -> Quantity:
     """The perplexity, or the accuracy in percent, on an evaluation set."""
     if name in _PERPLEXITIES:
-        return column(name, f"evaluate.{name}.{_PERPLEXITIES[name]}")
-    return column(name, f"evaluate.{name}.acc", worst=-math.inf, number=".2f", times=100)
+        return per_run(name, _column(name), number=".4g")
+    return per_run(name, _column(name), diverged=-math.inf, number=".2f")
 
 
 def log_perplexity(name: str) -> Quantity:
     """The logarithm of a perplexity: a difference of two is a ratio."""
-    values = score(name)
-
-    def of(data: Data) -> BySeed:
-        return {seed: math.log(value) for seed, value in values.of(data).items()}
-
-    return Quantity(name=f"log perplexity on {name}", of=of)
+    return per_run(f"log perplexity on {name}", _column(name).log())
 
 
 def average(entry: str) -> Quantity:
     """The mean accuracy on an entry's sets, of runs that have all of them."""
-    sets = PAPER_SETS[entry]
-
-    def of(data: Data) -> BySeed:
-        scores = [score(name).of(data) for name in sets]
-        seeds = set(scores[0]).intersection(*scores)
-        return {seed: statistics.fmean(one[seed] for one in scores) for seed in sorted(seeds)}
-
-    return Quantity(name="average accuracy", of=of, number=".2f", unit="percent")
+    columns = [_column(name) for name in PAPER_SETS[entry]]
+    mean = pl.sum_horizontal(columns, ignore_nulls=False) / len(columns)
+    return per_run("average accuracy", mean, diverged=-math.inf, number=".2f")
 
 
 def wins(entry: str, rival: str) -> Quantity:
@@ -444,14 +392,4 @@ def wins(entry: str, rival: str) -> Quantity:
         return won
 
     name = f"sets where MERIT is above {rival}, less those where it is below"
-    return Quantity(name=name, of=of, unit="sets", silent="both diverged, with every seed")
-
-
-def values_of(key: str, name: str, *, number: str = ".4g", log: bool = False) -> Quantity:
-    """A column of rows that are no runs."""
-
-    def of(data: Data) -> BySeed:
-        pairs: Iterable[tuple[int, float]] = data.runs.select("seed", key).rows()
-        return {seed: math.log10(value) if log else value for seed, value in pairs}
-
-    return Quantity(name=name, of=of, number=number)
+    return Quantity(name=name, of=of, silent="both diverged, with every seed")

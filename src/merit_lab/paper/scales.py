@@ -170,7 +170,7 @@ def _long(size: str, rate: float, batch: int) -> tuple[Setup, Setup]:
     return _with_adamw(large, 480, rate), large
 
 
-def _shapes(setup: Setup, wide: ModelConfig, deep: ModelConfig) -> tuple[Setup, ...]:
+def _shapes(setup: Setup, wide: ModelConfig, deep: ModelConfig) -> tuple[Setup, Setup]:
     return replace(setup, name="wide", model=wide), replace(setup, name="deep", model=deep)
 
 

@@ -8,15 +8,14 @@ sample's gradient has bounded noise of a known deviation. Nothing is trained.
 from __future__ import annotations
 
 import math
-import statistics
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import polars as pl
 import torch
 from torch import Tensor
 
 from merit_lab.paper.plan import Data
-from merit_lab.paper.quantities import BySeed, Quantity, values_of
+from merit_lab.paper.quantities import BySeed, Quantity, per_run
 from merit_optim.optim import MERIT
 
 _LIPSCHITZ = 2.0
@@ -31,8 +30,7 @@ _STEPS = (64, 128, 256, 512, 1024)  # shorter runs do not get far enough to fit 
 _SEEDS = 5
 
 
-@dataclass(frozen=True)
-class Descent:
+class Descent(NamedTuple):
     """Runs of one length: each seed's mean of the squared gradient norms, and the weights' range."""
 
     mean_squared_gradients: list[float]
@@ -100,14 +98,6 @@ def bound(steps: int) -> float:
     return right / left
 
 
-def exponent(points: list[tuple[float, float]]) -> float:
-    """The exponent of a power law fitted to points, by least squares on logarithms."""
-    slope, _ = statistics.linear_regression(
-        [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
-    )
-    return slope
-
-
 def data() -> Data:
     """A row for each number of steps and each seed: what was measured, and the bound."""
     rows = []
@@ -127,14 +117,18 @@ def data() -> Data:
     return Data(frame.with_columns(panel=pl.format("{} steps", "steps"), factor=1.0, message=pl.lit("")))
 
 
-def _exponents(rows: Data) -> BySeed:
-    points = rows.runs.partition_by("seed", as_dict=True)
-    return {key[0]: exponent(frame.select("steps", "measured").rows()) for key, frame in points.items()}
+def exponents(rows: Data) -> BySeed:
+    """The exponent of each seed's power law, fitted to its points by least squares on logarithms."""
+    steps, norms = pl.col("steps").log(), pl.col("measured").log()
+    slopes = rows.runs.group_by("seed", maintain_order=True).agg(pl.cov(steps, norms) / steps.var())
+    return dict(slopes.rows())
 
 
-MEASURED = values_of("measured", "log10 of the mean squared gradient norm", log=True)
-BOUND = values_of("bound", "that of the bound", log=True)
-EXPONENT = Quantity(name="fitted exponent", of=_exponents)
+MEASURED = per_run("mean squared gradient norm", pl.col("measured"), number=".4g")
+LOG_MEASURED = per_run("log10 of the mean squared gradient norm", pl.col("measured").log10())
+BOUND = per_run("bound", pl.col("bound"), number=".4g")
+LOG_BOUND = per_run("that of the bound", pl.col("bound").log10())
+EXPONENT = Quantity(name="fitted exponent", of=exponents)
 ABOUT = (
     f"{_BLOCKS} blocks of {_BLOCK_SIZE}, beta1 = 0, beta2 = {_BETA2}, no weight decay, no clip; {_SEEDS} "
     f"seeds. The blocks' max norms stayed within the theorem's assumed {_WEIGHTS_WITHIN[0]} to "

@@ -50,7 +50,7 @@ from merit_lab.results.drawing import (
     wrapped,
 )
 from merit_lab.results.page import Chart
-from merit_lab.results.series import with_series
+from merit_lab.results.series import layer_logits, with_series
 
 _MOST_POINTS = 120  # of a line
 _MOST_COLUMNS = 64  # of a heat map over steps
@@ -135,7 +135,7 @@ def rates(
         caption: below it.
         ignoring: other settings that change together with it.
     """
-    runs = with_series(runs, ignoring=(rate, *ignoring))
+    runs = runs if "left_out" in runs.columns else with_series(runs, ignoring=(rate, *ignoring))
     kept = runs.filter(pl.col("left_out").is_null() & pl.col(rate).is_not_null())
     rows = kept.with_columns(pl.col(rate).alias("x").cast(pl.Float64), pl.col(value).alias("y"))
     failed = pl.col("status") == "diverged"
@@ -383,17 +383,9 @@ def layers(runs: pl.DataFrame, steps: pl.DataFrame, *, name: str) -> list[Chart]
 
     All have one scale; empty if no logits were measured, or those of a single layer.
     """
-    logits = (
-        steps.select("run", "step", pl.col("max_logits").alias("heads"))
-        .drop_nulls()
-        .filter(pl.col("step") > 0)
-    )
-    rows = (
-        logits.with_columns(layer=pl.int_ranges(1, pl.col("heads").list.len() + 1))
-        .explode("heads", "layer")
-        .with_columns(value=pl.col("heads").list.max())
-        .filter(pl.col("value").is_finite())
-        .join(runs.select("run", "series"), on="run", maintain_order="right_left")
+    rows = layer_logits(steps.select("run", "step", "max_logits").filter(pl.col("step") > 0))
+    rows = rows.filter(pl.col("value").is_finite()).join(
+        runs.select("run", "series"), on="run", maintain_order="right_left"
     )
     if rows["layer"].n_unique() < 2:
         return []

@@ -222,8 +222,10 @@ def _with_code(text: str) -> str:
 def _flat(frame: pl.DataFrame) -> pl.DataFrame:
     """The frame with what CSV has no place for as JSON."""
     nested = [name for name, kind in frame.schema.items() if kind.is_nested()]
-    as_json = [pl.col(name).map_elements(json.dumps, return_dtype=pl.String) for name in nested]
-    return frame.with_columns(as_json)
+    return frame.with_columns(
+        pl.Series(name, [json.dumps(value) for value in frame[name].to_list()], dtype=pl.String)
+        for name in nested
+    )
 
 
 def _is_ours(page: Path) -> bool:

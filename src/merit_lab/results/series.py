@@ -80,6 +80,17 @@ def with_series(runs: pl.DataFrame, *, ignoring: Collection[str] = ()) -> pl.Dat
     return runs.with_columns(added)[in_order]
 
 
+def layer_logits(steps: pl.DataFrame) -> pl.DataFrame:
+    """The largest logit of each layer at each step in place of ``max_logits``: layer, from 1, and value."""
+    layers = steps.drop_nulls("max_logits").with_columns(
+        layer=pl.int_ranges(1, pl.col("max_logits").list.len() + 1)
+    )
+    heads = layers.explode("max_logits", "layer").explode("max_logits")
+    columns = [name for name in heads.columns if name != "max_logits"]
+    # NaN if there is one, which max drops.
+    return heads.group_by(columns, maintain_order=True).agg(value=pl.col("max_logits").nan_max())
+
+
 def makes_a_series(setting: str) -> bool:
     """Whether runs that differ in this setting, by its dotted name, are of different series."""
     return setting == _SEQUENCES or not (

@@ -1,16 +1,21 @@
 """The rows of an entry's runs, with numbers from formulas in place of training."""
 
+import dataclasses
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+from toy_scale import make_scale
 
+from merit_lab.paper.artefact import Artefact
+from merit_lab.paper.checks import Verdict
 from merit_lab.paper.entries import ENTRIES
 from merit_lab.paper.plan import Corpus, Data, Found, Planned, identify, plan
 from merit_lab.paper.scales import Scale
 from merit_lab.runs import table
+from merit_lab.tables import Table
 
 CORPUS = Corpus(Path("data"), 256, "fake")
 LAYERS = 3
@@ -30,23 +35,32 @@ def fake(
 ) -> Data:
     """What an entry's runs measured, and their steps; a run whose status is None is missing."""
     planned = plan(ENTRIES[name].runs, scale, seeds)
-    trials = Found(pl.DataFrame(schema={"identity": pl.String}), {}).trials(planned, Path("out"), CORPUS)
-    runs, by_run = [], {}
-    for one, trial in zip(planned, trials, strict=True):
+    runs, logged = [], []
+    for one in planned:
         if (state := status(one)) is not None:
-            outcome = {**dict.fromkeys(table.OUTCOME), "status": state, **measure(one)}
-            about = {"identity": identify(trial.config, CORPUS), "run": trial.folder.name, "folder": "none"}
-            runs.append({**about, **outcome})
-            if rows := steps(one):
-                by_run[trial.folder.name] = pl.DataFrame(rows, infer_schema_length=None)
-    schema = {"identity": pl.String, "run": pl.String, "folder": pl.String}
+            identity = identify(dataclasses.replace(one.config, data=CORPUS.folder).resolve(256), CORPUS)
+            about = {"identity": identity, "run": identity, "folder": "none", "status": state}
+            runs.append({**about, **dict.fromkeys(table.OUTCOME), **measure(one)})
+            logged += [{"run": identity, **row} for row in steps(one)]
+    schema = {"identity": pl.String}
     frame = pl.DataFrame(runs, infer_schema_length=None) if runs else pl.DataFrame(schema=schema)
-    return Found(frame, by_run).data(planned, trials, CORPUS)
+    found = Found(frame, pl.DataFrame(logged, schema=dict(table.COLUMNS)))
+    return found.data(planned, Path("out"), CORPUS)
+
+
+def verdicts(name: str, data: Data) -> list[Verdict]:
+    """On each claim of an entry."""
+    return Artefact(ENTRIES[name], make_scale(), data).verdicts
 
 
 def outcomes(name: str, data: Data) -> list[str]:
     """The outcome of each claim of an entry."""
-    return [claim.verdict(data).outcome for claim in ENTRIES[name].claims]
+    return [one.outcome for one in verdicts(name, data)]
+
+
+def table_of(name: str, data: Data) -> Table:
+    """The table of an entry."""
+    return Artefact(ENTRIES[name], make_scale(), data).table()
 
 
 def noise(planned: Planned) -> float:

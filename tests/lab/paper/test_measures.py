@@ -1,9 +1,11 @@
 """Formulas of figure 3, figure 10 and theorem 1."""
 
+import polars as pl
 import pytest
 import torch
 
 from merit_lab.paper import measured, theorem
+from merit_lab.paper.plan import Data
 
 
 def test_how_alike_rows_and_columns_are() -> None:
@@ -28,7 +30,8 @@ def test_the_problem_of_the_theorem() -> None:
     assert torch.allclose(theorem.gradient(x.detach()), slope)
     assert slope.abs().max() <= theorem._LARGEST_SLOPE * (1 + 1e-6)
     assert (torch.diff(slope) / torch.diff(x.detach())).abs().max() <= theorem._LIPSCHITZ
-    assert theorem.exponent([(1.0, 8.0), (4.0, 4.0), (16.0, 2.0)]) == pytest.approx(-0.5)
+    points = pl.DataFrame({"seed": 3, "steps": [1.0, 4.0, 16.0], "measured": [8.0, 4.0, 2.0]})
+    assert theorem.exponents(Data(points)) == {3: pytest.approx(-0.5)}
     assert theorem.bound(400) == pytest.approx(theorem.bound(100) / 2)
 
 

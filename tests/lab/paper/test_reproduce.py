@@ -75,9 +75,11 @@ def test_other_settings_or_data_are_other_runs_and_records_are_found_by_their_se
         *(Runs("first", ("merit",), factors=(2.0,)), Runs("first", ("merit",), qk_norm=True)),
         Runs("first", ("merit",), warmup=0.1),
     ]
-    trials = none.trials(plan(queries, toy, 1), tmp_path, corpus)
-    others = none.trials(plan(queries[:1], toy, 1), tmp_path, dataclasses.replace(corpus, fingerprint="x"))
-    names = {trial.folder.name for trial in (*trials, *others)}
+    trials = none.data(plan(queries, toy, 1), tmp_path, corpus).left
+    other = dataclasses.replace(corpus, fingerprint="x")
+    names = {
+        one.folder.name for one in (*trials, *none.data(plan(queries[:1], toy, 1), tmp_path, other).left)
+    }
     assert len(names) == len(queries) + 1
     assert trials[0].folder.name.startswith("gpt2-3x16-merit-lr0.01-batch8-seed0-")
 
