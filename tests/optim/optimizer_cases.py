@@ -86,7 +86,7 @@ def is_soap(build: Any) -> bool:
     """Whether a class, a ``Case`` or a ``Hidden`` uses SOAP's direction for hidden matrices.
 
     Its first step only computes a basis, as in its authors' code, and changes no matrix. It does not support
-    ``capturable``, ``differentiable`` and state in bfloat16; see test_refusals.py.
+    ``capturable``, ``differentiable`` and state in bfloat16; see test_bad_input.py.
     """
     return getattr(build, "direction", None) == "soap"
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from fake_runs import write_run, write_three_seeds
+from written_runs import write_run, write_three_seeds
 
 
 @pytest.fixture

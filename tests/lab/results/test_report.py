@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from fake_runs import write_run
+from written_runs import write_run
 
 from merit_lab.results import charts
 from merit_lab.results.command import main
