@@ -5,18 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from merit_lab.checks import check_at_least, check_size
 from merit_lab.data.tokens import TokenFile
-
-if TYPE_CHECKING:
-    import torch
-
-    from merit_lab.data.device import DeviceBatches
 
 FEWEST_VALIDATION = 64  # sequences; the mean of fewer says little
 
@@ -57,12 +51,6 @@ class Batches:
         end = self.check_rows(step, begin, end)
         rows = step * self.batch + np.arange(begin, end, dtype=np.int64)
         return self._sequences[self.starts(rows)].astype(np.int64)
-
-    def on(self, device: torch.device | str, *, keep: bool = True) -> DeviceBatches:
-        """Return the same batches on a device, which keeps a copy of all tokens unless ``keep`` is false."""
-        from merit_lab.data.device import DeviceBatches
-
-        return DeviceBatches(self, device, keep=keep)
 
     def check_rows(self, step: int, begin: int, end: int | None) -> int:
         """Return the end of the rows asked for, by default that of the batch; refuse what is not in it."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 from rich.console import Console
@@ -20,7 +20,6 @@ from merit_lab.data.prepare import prepare, verify
 from merit_lab.data.read import Layout
 from merit_lab.data.tokens import INDEX_NAME, Index
 from merit_lab.progress import WorkProgress
-from merit_optim.spelling import did_you_mean
 
 _CONTEXTS = (256, 512, 1024, 2048)  # for which the validation sequences are counted
 _TokenizerOption = Annotated[
@@ -54,7 +53,15 @@ class _Options(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text(_Options):
+class _Split(_Options):
+    """Options of a corpus of which a share is for validation."""
+
+    validation: float = 0.01
+    """The share of the text for validation, between 0 and 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(_Split):
     """Your own files or folders: text, JSON lines or Parquet, also as .gz, .zst, .xz or .bz2.
 
     A document is a text file, a line of a .jsonl, or a row of a .parquet. Text is UTF-8; text files may have
@@ -69,8 +76,6 @@ class Text(_Options):
     """The field of a JSON object, or the column of a Parquet file, that holds the text."""
     separator: str | None = None
     """A line that separates the documents of a text file, for example "<|endoftext|>"."""
-    validation: float = 0.01
-    """The share of the text for validation, between 0 and 1."""
 
     def corpus(self, progress: WorkProgress) -> corpora.Corpus:
         layout = Layout(field=self.field, separator=self.separator)
@@ -78,7 +83,7 @@ class Text(_Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo(_Options):
+class Demo(_Split):
     """The text of `merit demo`: 1.9 MB of Python that come with the package, the same on every machine.
 
     It is a fixed snapshot of merit-optim's source code.
@@ -87,14 +92,13 @@ class Demo(_Options):
     name = "demo"
     tokenizer: _TokenizerOption = "bytes"
     validation: float = 0.05
-    """The share of the text for validation, between 0 and 1."""
 
     def corpus(self, _: WorkProgress) -> corpora.Corpus:
         return corpora.demo(self.validation)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embedded(_Options):
+class Embedded(_Split):
     """The Python sources of this interpreter: its standard library, then installed packages.
 
     Available on every machine without a download. Tests and files that are not UTF-8 are left out. The text
@@ -105,8 +109,6 @@ class Embedded(_Options):
     tokenizer: _TokenizerOption = "bytes"
     limit: int = 20_000_000
     """The most bytes of source code to use."""
-    validation: float = 0.01
-    """The share of the text for validation, between 0 and 1."""
 
     def corpus(self, _: WorkProgress) -> corpora.Corpus:
         return corpora.embedded(self.limit, self.validation)
@@ -172,11 +174,21 @@ class Check:
 _COMMANDS: dict[str, Callable[..., _Options | Check]] = {
     kind.name: kind for kind in (Text, Demo, Embedded, OpenWebText, C4, Enwik8, Check)
 }
+_DESCRIPTION = """Turn text into token files: train.bin and val.bin as nanoGPT writes them, and dataset.json
+with their hashes and counts. If interrupted, the same command continues."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `merit prepare` and return its exit status."""
-    chosen = _parse(list(argv))
+    chosen: _Options | Check
+    how: dict[str, Any] = {"config": (tyro.conf.FlagCreatePairsOff,), "registry": rules()}
+    name, *rest = argv or [""]
+    if name in _COMMANDS:  # alone, so that a message about an option is about this corpus
+        chosen = tyro.cli(_COMMANDS[name], prog=f"merit prepare {name}", args=rest, **how)
+    else:
+        chosen = tyro.extras.subcommand_cli_from_dict(
+            _COMMANDS, prog="merit prepare", description=_DESCRIPTION, args=list(argv), **how
+        )
     progress = WorkProgress(Console(highlight=False, soft_wrap=True))
     try:
         if isinstance(chosen, Check):
@@ -197,34 +209,8 @@ def main(argv: Sequence[str]) -> int:
     except (ImportError, OSError, ValueError) as error:
         print(f"merit prepare: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("merit prepare: interrupted; run the same command again to continue", file=sys.stderr)
-        return 130
     progress.say(_summary(folder, index))
     return 0
-
-
-def _parse(argv: list[str]) -> _Options | Check:
-    name = argv[0] if argv else ""
-    config, registry = (tyro.conf.FlagCreatePairsOff,), rules()
-    if name in _COMMANDS:  # alone, so that a message about an option is about this corpus
-        prog = f"merit prepare {name}"
-        return tyro.cli(_COMMANDS[name], prog=prog, args=argv[1:], config=config, registry=registry)
-    if name and not name.startswith("-"):
-        hint = did_you_mean(name, _COMMANDS, otherwise=";")
-        allowed = f"it must be one of {', '.join(_COMMANDS)}"
-        print(f"merit prepare: unknown corpus {name!r}{hint} {allowed}", file=sys.stderr)
-        sys.exit(2)
-    chosen: _Options | Check = tyro.extras.subcommand_cli_from_dict(
-        _COMMANDS,
-        prog="merit prepare",
-        description="Turn text into token files: train.bin and val.bin as nanoGPT writes them, and "
-        "dataset.json with their hashes and counts. If interrupted, the same command continues.",
-        args=argv,
-        config=config,
-        registry=registry,
-    )
-    return chosen
 
 
 def make(corpus: Literal["demo", "embedded"], folder: Path, tokenizer: str = "bytes") -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import itertools
 import math
 import os
 import sys
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,29 +95,27 @@ class TextFiles(Corpus):
             raise ValueError(
                 f"the share for validation is {validation}; it must be between 0 and 1, for example 0.01"
             )
-        self._paths = paths
-        self._layout = layout = layout or Layout()
+        self._paths, self._layout = paths, layout or Layout()
         self._hashes = array("Q")
         sizes = array("Q")
-        content, document = hashlib.sha256(), _Document()
+        content = hashlib.sha256()
         self.total = 0
         progress = progress or WorkProgress(Console(quiet=True))
         with progress.piece("reading", None, "bytes of text"):
-            for _, _, text, ends in self._texts():
+            for _, _, text, ends, document, size in self._texts():
                 content.update(text)
-                document.add(text)
                 self.total += len(text)
                 progress.update(self.total)
                 if ends:
                     content.update(b"\0end of file\0")
-                    self._hashes.append(document.hash)
-                    sizes.append(document.size)
-                    document = _Document()
+                    self._hashes.append(document)
+                    sizes.append(size)
         if not self._hashes:
             raise ValueError("the files have no text; give other files")
-        if layout.separator is not None and not any(has_line(path, layout.separator) for path in paths):
+        separator = self._layout.separator
+        if separator is not None and not any(has_line(path, separator) for path in paths):
             raise ValueError(
-                f"the separator is {layout.separator!r}, but no text file has such a line; give the line as "
+                f"the separator is {separator!r}, but no text file has such a line; give the line as "
                 "it is in the text, or leave --separator out"
             )
         # A single document is divided at the good place nearest to this offset.
@@ -132,17 +132,16 @@ class TextFiles(Corpus):
         }
 
     def _all_pieces(self) -> Iterator[Piece]:
-        hashes, document = iter(self._hashes), _Document()
+        hashes = iter(self._hashes)
         following = next(hashes, None)
-        for path, origin, text, ends in self._texts():
-            document.add(text)
-            if following is None or (ends and document.hash != following):
+        for path, origin, text, ends, document, size in self._texts():
+            if following is None or (ends and document != following):
                 raise _changed(path)
-            for split, part in self._parts(text, document.size - len(text), following):
+            for split, part in self._parts(text, size - len(text), following):
                 is_last = ends and (self._cut_at is None or split == "val")
                 yield Piece(split=split, text=part, ends=is_last, origin=origin)
             if ends:
-                following, document = next(hashes, None), _Document()
+                following = next(hashes, None)
         if following is not None:
             raise _changed(self._paths[-1])
 
@@ -161,26 +160,16 @@ class TextFiles(Corpus):
         place = place or 0
         return [(split, part) for split, part in (("train", text[:place]), ("val", text[place:])) if part]
 
-    def _texts(self) -> Iterator[tuple[Path, str, bytes, bool]]:
+    def _texts(self) -> Iterator[tuple[Path, str, bytes, bool, int, int]]:
+        """Yield what `texts` does of each file, with hash and size of the document up to there."""
         for path in self._paths:
+            digest, size = hashlib.blake2b(digest_size=8), 0
             for origin, text, ends in texts(path, self._layout):
-                yield path, origin, text, ends
-
-
-class _Document:
-    """The hash and the size of a document that is read in pieces."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.blake2b(digest_size=8)
-        self.size = 0
-
-    def add(self, text: bytes) -> None:
-        self._digest.update(text)
-        self.size += len(text)
-
-    @property
-    def hash(self) -> int:
-        return int.from_bytes(self._digest.digest(), "little")
+                digest.update(text)
+                size += len(text)
+                yield path, origin, text, ends, int.from_bytes(digest.digest(), "little"), size
+                if ends:
+                    digest, size = hashlib.blake2b(digest_size=8), 0
 
 
 def _chosen(hashes: NDArray[np.uint64], sizes: NDArray[np.uint64], wanted: float) -> frozenset[int]:
@@ -252,9 +241,10 @@ def embedded(limit: int, validation: float) -> TextFiles:
         text = path.read_bytes()
         if num_bytes + len(text) > limit:
             break
-        if text and _is_utf8(text):
-            paths.append(path)
-            num_bytes += len(text)
+        with contextlib.suppress(UnicodeDecodeError):
+            if text.decode():
+                paths.append(path)
+                num_bytes += len(text)
     if not paths:
         raise ValueError(
             f"no Python sources of up to {limit} bytes are installed with {sys.executable}: raise the limit, "
@@ -271,14 +261,6 @@ def _sources(folder: Path) -> Iterator[Path]:
         for name in names:
             if name.endswith(".py") and (path := Path(parent, name)).is_file():  # not a broken link
                 yield path
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 class Enwik8(Corpus):
@@ -306,9 +288,8 @@ class Enwik8(Corpus):
                     yield Piece(split=split, text=text, ends=left == 0, origin=str(self._path))
 
 
-@dataclass(frozen=True)
-class Section:
-    """The first documents of one split on the hub, and those of them that are for validation."""
+class Section(NamedTuple):
+    """The first documents of one split on the hub, and which of them are for validation."""
 
     hub_split: str
     num_documents: int
@@ -343,32 +324,29 @@ class Hub(Corpus):
     def state(self) -> dict[str, Any]:
         """Return the section, the number of its documents yielded, and the library's position in it."""
         section, num_documents, stream = self._place
-        position = None if stream is None else stream.state_dict()
-        return {"section": section, "documents": num_documents, "stream": position}
+        return {"section": section, "documents": num_documents, "stream": stream and stream.state_dict()}
 
     def pieces(self, state: Any = None) -> Iterator[Piece]:
         """Yield all documents, or those after a state."""
-        start = state or {"section": 0, "documents": 0, "stream": None}
-        for number, section in list(enumerate(self._sections))[start["section"] :]:
-            stream = self._load(**self._dataset, split=section.hub_split, streaming=True)
-            document = 0
-            if number == start["section"] and start["stream"] is not None:
-                stream.load_state_dict(start["stream"])
-                document = start["documents"]
-            name = f"{self.recipe['name']}, {section.hub_split} document"
-            for row in stream if document < section.num_documents else ():
-                split = "val" if section.is_validation(document) else "train"
-                origin = f"{name} {document}"
-                document += 1
-                self._place = (number, document, stream)
+        first, done, position = (
+            (state["section"], state["documents"], state["stream"]) if state else (0, 0, 0)
+        )
+        for number, (hub_split, wanted, is_validation) in enumerate(self._sections[first:], first):
+            stream = self._load(**self._dataset, split=hub_split, streaming=True)
+            if position:
+                stream.load_state_dict(position)
+            for row in itertools.islice(stream, wanted - done):
+                origin = f"{self.recipe['name']}, {hub_split} document {done}"
+                split = "val" if is_validation(done) else "train"
+                done += 1
+                self._place = (number, done, stream)
                 yield Piece(split=split, text=row["text"].encode(), ends=True, origin=origin)
-                if document == section.num_documents:
-                    break
-            if document != section.num_documents:
+            if done != wanted:
                 raise ValueError(
-                    f"{self.recipe['name']}: {section.hub_split} ended after {document} documents; "
-                    f"{section.num_documents} were expected: request fewer, or the hub's copy has changed"
+                    f"{self.recipe['name']}: {hub_split} ended after {done} documents; {wanted} were "
+                    "expected: request fewer, or the hub's copy has changed"
                 )
+            done, position = 0, None
 
 
 def openwebtext(num_documents: int | None, load: Load | None = None) -> Hub:

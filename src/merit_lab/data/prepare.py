@@ -14,9 +14,9 @@ from rich.console import Console
 
 from merit_lab.data import tokenizer as tokenizers
 from merit_lab.data.corpora import Corpus, Piece
-from merit_lab.data.parts import TOKENIZER_FILE, Parts, write_atomically
+from merit_lab.data.parts import TOKENIZER_FILE, Parts, open_parts, write_atomically
 from merit_lab.data.read import not_utf8
-from merit_lab.data.tokenizer import Tokenizer, TokenizerFile, Tokens
+from merit_lab.data.tokenizer import Chosen, Tokenizer, Tokens
 from merit_lab.data.tokens import INDEX_NAME, Dataset, FileEntry, Index, fingerprint, hash_file, hash_sample
 from merit_lab.folders import refuse_file
 from merit_lab.json_values import build
@@ -55,31 +55,31 @@ def prepare(
         part_bytes: how much text is tokenized at a time.
     """
     refuse_file(folder)
-    file = TokenizerFile.find(tokenizer, end_of_text)
+    chosen = Chosen.find(tokenizer, end_of_text)
     if gpt2_vocabulary is not None and tokenizer != "gpt2":
         raise ValueError(f"GPT-2's vocabulary is given, but the tokenizer is {tokenizer!r}; leave it out")
-    recipe: dict[str, Any] = {"corpus": dict(corpus.recipe), "tokenizer": tokenizer}
-    if file is not None:
-        recipe |= {"tokenizer": file.name, "end_of_text": file.end_of_text}
+    recipe: dict[str, Any] = {"corpus": dict(corpus.recipe), "tokenizer": chosen.name}
+    if chosen.path is not None:
+        recipe["end_of_text"] = chosen.end_of_text
     progress = progress or WorkProgress(Console(quiet=True))
     existing = None if overwrite else _existing(folder, recipe, progress)
     if existing is not None:
         progress.say(f"{folder} is already prepared")
         return existing
     names = [f"{split}.bin" for split in corpus.splits]
-    names += [TOKENIZER_FILE] * tokenizers.has_file(tokenizer)
-    dtype = tokenizers.dtype_for(file or tokenizer)
+    names += [TOKENIZER_FILE] * tokenizers.has_file(chosen.name)
+    dtype = "uint16" if chosen.size <= 2**16 else "uint32"
     partial = folder / "partial"
-    with Parts(partial, splits=corpus.splits, dtype=dtype, recipe=recipe, overwrite=overwrite) as parts:
+    with open_parts(partial, splits=corpus.splits, dtype=dtype, recipe=recipe, overwrite=overwrite) as parts:
+        # Of complete files, an interrupted publication may have moved some. They go on unless they are lost.
         moved = [name for name in names if parts.index is not None and not (partial / name).exists()]
-        is_lost = not all((folder / name).exists() for name in moved)
-        if is_lost or (moved == names and (folder / INDEX_NAME).exists()):
-            parts.restart()  # its files were published before, or are gone
+        if moved and (overwrite or not all((folder / name).exists() for name in moved)):
+            parts.restart()
             moved = []
         if not overwrite:
             _refuse_other_files(folder, except_for=moved)
         if parts.index is None:
-            encoder = _make_tokenizer(file or tokenizer, gpt2_vocabulary, corpus, partial, progress)
+            encoder = _make_tokenizer(chosen, gpt2_vocabulary, corpus, partial, progress)
             _tokenize(corpus, encoder, parts, progress, part_bytes)
             progress.say("checking what was written")
             parts.complete(asdict(_index(encoder, parts, recipe)))
@@ -133,31 +133,20 @@ def _refuse_other_files(folder: Path, except_for: Sequence[str] = ()) -> None:
 
 
 def _make_tokenizer(
-    chosen: str | TokenizerFile,
-    gpt2_vocabulary: Path | None,
-    corpus: Corpus,
-    partial: Path,
-    progress: WorkProgress,
+    chosen: Chosen, gpt2_vocabulary: Path | None, corpus: Corpus, partial: Path, progress: WorkProgress
 ) -> Tokenizer:
-    if chosen == "bytes":
+    if chosen.name == "bytes":
         return tokenizers.Bytes()
-    if chosen == "gpt2":
+    if chosen.name == "gpt2":
         return tokenizers.Gpt2(gpt2_vocabulary)
     path = partial / TOKENIZER_FILE
-    if isinstance(chosen, TokenizerFile):
+    if chosen.path is not None:
         write_atomically(path, chosen.path.read_bytes())
-        encoder = tokenizers.FromFile(path, chosen.end_of_text)
-        if encoder.notices_cuts:
-            progress.say(
-                f"{chosen.path} marks the beginning of each text: a long document is cut into pieces and "
-                "gets such a mark at each cut"
-            )
-        return encoder
-    if not path.exists():
-        progress.say(f"training a vocabulary of {tokenizers.bpe_size(chosen)} entries")
-        text = tokenizers.train_bpe(_training_text(corpus), tokenizers.bpe_size(chosen))
+    elif not path.exists():
+        progress.say(f"training a vocabulary of {chosen.size} entries")
+        text = tokenizers.train_bpe(_training_text(corpus), chosen.size)
         write_atomically(path, text.encode())
-    return tokenizers.FromFile(path)
+    return tokenizers.FromFile(path, chosen.end_of_text)
 
 
 def _training_text(corpus: Corpus) -> Iterator[bytes]:

@@ -14,9 +14,7 @@ import json
 import lzma
 import os
 import re
-import shutil
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,22 +46,15 @@ def _open_zstd(path: Path) -> BinaryIO:
     return cast(BinaryIO, zstd.open(path))
 
 
-# By suffix: the first bytes, as a pattern, and what opens it.
-_COMPRESSIONS: dict[str, tuple[bytes, Callable[[Path], Any]]] = {
-    ".gz": (rb"\x1f\x8b", gzip.open),
-    ".xz": (rb"\xfd7zXZ\0", lzma.open),
-    ".zst": (rb"\x28\xb5\x2f\xfd", _open_zstd),
-    ".bz2": (rb"BZh[1-9]1AY&SY", bz2.open),
+_COMPRESSIONS: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".zst": _open_zstd,
+    ".bz2": bz2.open,
 }
-_NOT_TEXT = {
-    rb"%PDF-": "a PDF file: extract its text",
-    rb"PK\x03\x04": "a ZIP archive, possibly an office document or e-book: unpack or export it",
-    rb"\{\\rtf": "an RTF document: save it as text",
-    rb"[\s\S]{257}ustar": "a tar archive: unpack it, and give the folder",
-    rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff": "UTF-16 or UTF-32 text: convert it, with `iconv -t UTF-8`",
-    rb"[\s\S]*[\0-\x08\x0e-\x1a\x1c-\x1f]": "not text: it has control characters. UTF-16 is to be "
-    "converted, with `iconv -f UTF-16 -t UTF-8`",
-}
+# PDF, RTF, zstd, and UTF-16 by its mark; anything with control characters: what is packed, Parquet, office
+# documents, UTF-16.
+_NOT_TEXT = rb"%PDF-|\{\\rtf|\x28\xb5\x2f\xfd|\xff\xfe|\xfe\xff|[\s\S]*[\0-\x08\x0e-\x1a\x1c-\x1f]"
 _JSON_LINE = rb'\s*\{\s*"[^"\n]*"\s*:'
 
 # A space or a newline after any character but white space: GPT-2's splitting pattern, which our BPE uses too,
@@ -106,7 +97,7 @@ def texts(path: Path, layout: Layout) -> Iterator[tuple[str, bytes, bool]]:
         if kind == "JSON lines":
             found = _json_lines(path, file, layout.field)
         elif kind == "Parquet":
-            found = _parquet_rows(path, file, layout.field)
+            found = _parquet_rows(path, layout.field)
         elif layout.separator is None:
             found = iter([(str(path), file)])
         else:
@@ -223,31 +214,24 @@ def _json_lines(path: Path, file: BinaryIO, field: str) -> Iterator[tuple[str, R
         yield origin, _text(origin, field, value[field])
 
 
-def _parquet_rows(path: Path, file: BinaryIO, field: str) -> Iterator[tuple[str, Readable]]:
+def _parquet_rows(path: Path, field: str) -> Iterator[tuple[str, Readable]]:
     import polars as pl
 
-    with tempfile.NamedTemporaryFile() as unpacked:
-        if path.suffix.lower() in _COMPRESSIONS:  # Parquet is read from its end
-            shutil.copyfileobj(file, unpacked)
-            unpacked.flush()
-            path_read = unpacked.name
-        else:
-            path_read = str(path.absolute())
-        try:
-            frame = pl.scan_parquet(path_read, glob=False)
-            columns = frame.collect_schema().names()
-            if field not in columns:
-                raise ValueError(
-                    f"{path} has no column {field!r}, but {_listed(columns)}: name the one that holds the "
-                    "text with --field"
-                )
-            rows = frame.select(pl.col(field)).collect_batches(chunk_size=_ROWS)
-            values = itertools.chain.from_iterable(part[field].to_list() for part in rows)
-            for number, value in enumerate(values, 1):
-                origin = f"{path}, row {number},"
-                yield origin, _text(origin, field, value)
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-            raise OSError(str(error)) from error
+    try:
+        frame = pl.scan_parquet(path.absolute(), glob=False)
+        columns = frame.collect_schema().names()
+        if field not in columns:
+            raise ValueError(
+                f"{path} has no column {field!r}, but {_listed(columns)}: name the one that holds the text "
+                "with --field"
+            )
+        rows = frame.select(pl.col(field)).collect_batches(chunk_size=_ROWS)
+        values = itertools.chain.from_iterable(part[field].to_list() for part in rows)
+        for number, value in enumerate(values, 1):
+            origin = f"{path}, row {number},"
+            yield origin, _text(origin, field, value)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise OSError(str(error)) from error
 
 
 def _text(origin: str, field: str, value: Any) -> io.BytesIO:
@@ -298,27 +282,14 @@ class _Section:
 
 
 def _check_beginning(path: Path) -> None:
-    """Raise ValueError if the first bytes of a file contradict its name, or are not text."""
-    with path.open("rb") as file:
+    """Raise ValueError if a file cannot be what its name says: a wrong guess would train on rubbish."""
+    with _naming_damaged(path), _opened(path) as file:
         beginning = file.read(_BEGINNING)
-    for suffix, (pattern, _) in _COMPRESSIONS.items():
-        is_packed, is_named_so = re.match(pattern, beginning), path.suffix.lower() == suffix
-        if is_named_so and not is_packed:
-            raise ValueError(f"{path} is named {suffix}, but is not compressed so: rename it")
-        if is_packed and not is_named_so:
-            raise ValueError(f"{path} is compressed: rename it to {path.name}{suffix}")
-    with _naming_damaged(path), _opened(path) as unpacked:
-        beginning = unpacked.read(_BEGINNING)
-    is_parquet, is_named_so = beginning.startswith(b"PAR1"), _kind(path) == "Parquet"
-    if is_parquet and is_named_so:
-        return
-    if is_parquet:
-        raise ValueError(f"{path} is a Parquet file: rename it to {path.stem}.parquet")
-    if is_named_so:
-        raise ValueError(f"{path} is named as Parquet, but begins with {beginning[:4]!r}: rename it")
-    for pattern, meaning in _NOT_TEXT.items():
-        if re.match(pattern, beginning):
-            raise ValueError(f"{path} is {meaning}. Text is read from files named {NAMES}")
+    if _kind(path) != "Parquet" and re.match(_NOT_TEXT, beginning):
+        raise ValueError(
+            f"{path} is not text: unpack an archive, extract the text of a document, convert UTF-16 with "
+            f"`iconv -f UTF-16 -t UTF-8`; what is packed or Parquet must be named so: {NAMES}"
+        )
     if _inner_suffix(path) not in _KINDS and re.match(_JSON_LINE, beginning):
         raise ValueError(
             f"{path} looks like JSON: name it .jsonl if each line is a document, or .txt to read it as text"
@@ -330,24 +301,21 @@ def _naming_damaged(path: Path) -> Iterator[None]:
     """Convert the errors of all formats to one that names the file."""
     try:
         yield
-    except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
-        raise _damaged(path, error) from error
     except Exception as error:
-        if type(error).__name__ == "ZstdError":  # of a module that is imported when needed
-            raise _damaged(path, error) from error
-        raise
-
-
-def _damaged(path: Path, error: Exception) -> ValueError:
-    return ValueError(
-        f"{path} could not be read ({error}); if it is damaged or truncated, create or download it again"
-    )
+        # By name the error of a module that is imported when needed.
+        is_damaged = isinstance(error, EOFError | OSError | lzma.LZMAError | zlib.error)
+        if not is_damaged and type(error).__name__ != "ZstdError":
+            raise
+        raise ValueError(
+            f"{path} could not be read ({error}): it is not what its name says, or is damaged or truncated; "
+            "rename it, or create or download it again"
+        ) from error
 
 
 def _opened(path: Path) -> BinaryIO:
     """Open a file for reading its decompressed content."""
-    packed = _COMPRESSIONS.get(path.suffix.lower())
-    return path.open("rb") if packed is None else cast(BinaryIO, packed[1](path))
+    open_packed = _COMPRESSIONS.get(path.suffix.lower())
+    return path.open("rb") if open_packed is None else cast(BinaryIO, open_packed(path))
 
 
 def _kind(path: Path) -> str:

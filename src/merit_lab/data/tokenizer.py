@@ -19,15 +19,14 @@ from merit_lab.data.tokens import hash_file
 END_OF_TEXT = "<|endoftext|>"
 NUM_GPT2_TOKENS = 50257
 _NAMES = ("bytes", "gpt2")  # others have a tokenizer.json
-_BPE_NAME = r"bpe-([0-9]+)"
 BPE_TRAINING_BYTES = 1 << 26  # a BPE is trained on the first 64 MiB of the training text
 _BPE_BATCH = 64  # texts encoded at a time
 
-# The hashes that tiktoken expects; another vocabulary under the same name is detected.
-_GPT2_FILES = {
-    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
-}
+# Of vocab.bpe and encoder.json, as tiktoken expects them; another vocabulary is detected.
+_GPT2_HASHES = (
+    "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+)
 
 Tokens = NDArray[np.uint8] | NDArray[np.uint32]
 
@@ -44,36 +43,6 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
         """Return the tokens of each text. Raise UnicodeDecodeError if a text must be UTF-8 and is not."""
         ...
-
-
-def has_file(name: str) -> bool:
-    """Whether data of this tokenizer comes with a tokenizer.json."""
-    return name not in _NAMES
-
-
-def dtype_for(chosen: str | TokenizerFile) -> str:
-    """Return the dtype of token files of this tokenizer."""
-    if isinstance(chosen, TokenizerFile):
-        size = FromFile(chosen.path, chosen.end_of_text).vocab_size
-    else:
-        size = bpe_size(chosen) if has_file(chosen) else 0
-    return "uint16" if size <= 2**16 else "uint32"
-
-
-def bpe_size(name: str) -> int:
-    """Return the number of entries in a name such as "bpe-4096"."""
-    match = re.fullmatch(_BPE_NAME, name)
-    if match is None:
-        raise ValueError(
-            f"the tokenizer is {name!r}; it must be 'bytes', 'gpt2', 'bpe-N' for a BPE of N entries that is "
-            "trained on the corpus, for example 'bpe-4096', or the path of a tokenizer.json or its folder"
-        )
-    size = int(match[1])
-    if not 257 <= size <= 1_000_000:
-        raise ValueError(
-            f"the tokenizer is {name!r}; its size must be from 257 (the bytes and the end) to 1000000"
-        )
-    return size
 
 
 class Bytes:
@@ -130,44 +99,62 @@ def _local_gpt2(folder: Path) -> Any:
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
     from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]
 
-    for name, sha256 in _GPT2_FILES.items():
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder} has no file {name}; GPT-2's vocabulary is vocab.bpe and encoder.json")
-        if hash_file(folder / name) != sha256:
-            raise ValueError(f"{folder / name} is not GPT-2's: its sha256 is not {sha256}")
-    vocab, encoder = (str(folder / name) for name in _GPT2_FILES)
+    try:
+        ranks = data_gym_to_mergeable_bpe_ranks(
+            str(folder / "vocab.bpe"), str(folder / "encoder.json"), *_GPT2_HASHES
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{folder} does not hold GPT-2's vocabulary, vocab.bpe and encoder.json ({error})"
+        ) from error
     return tiktoken.Encoding(
         "gpt2",
         pat_str=r50k_pat_str,
-        mergeable_ranks=data_gym_to_mergeable_bpe_ranks(vocab, encoder),
+        mergeable_ranks=ranks,
         special_tokens={END_OF_TEXT: NUM_GPT2_TOKENS - 1},
         explicit_n_vocab=NUM_GPT2_TOKENS,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenizerFile:
-    """An existing tokenizer.json, and its token that ends a document."""
+def has_file(name: str) -> bool:
+    """Whether data of this tokenizer comes with a tokenizer.json."""
+    return name not in _NAMES
 
-    path: Path
-    end_of_text: str
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A tokenizer as a user names it: "bytes", "gpt2", "bpe-N" or an existing tokenizer.json."""
+
+    name: str
+    """Its name in the data's index; of a file, the beginning of its hash."""
+    path: Path | None = None
+    end_of_text: str = END_OF_TEXT
 
     @classmethod
-    def find(cls, tokenizer: str, end_of_text: str | None = None) -> TokenizerFile | None:
-        """Find a file by its path or folder; None if ``tokenizer`` is one of our names.
+    def find(cls, text: str, end_of_text: str | None = None) -> Chosen:
+        """Return the tokenizer that a name, or the path of a file or its folder, stands for.
 
-        The default of the end-of-text token is that of the file's configuration.
+        The default of a file's end-of-text token is that of its configuration.
         """
-        path = Path(tokenizer)
-        if tokenizer in _NAMES or re.fullmatch(_BPE_NAME, tokenizer) or not path.exists() or not tokenizer:
-            if has_file(tokenizer):
-                bpe_size(tokenizer)  # refuses other names
+        path = Path(text)
+        match = re.fullmatch(r"bpe-([0-9]+)", text)
+        if text in _NAMES or match is not None:
+            if match is not None and not 257 <= int(match[1][:9]) <= 1_000_000:
+                raise ValueError(
+                    f"the tokenizer is {text!r}; its size must be from 257 (the bytes and the end) to 1000000"
+                )
             if end_of_text is not None:
                 raise ValueError(
-                    f"the end-of-text token is {end_of_text!r}, but that of the tokenizer {tokenizer!r} "
-                    "cannot be chosen; leave it out"
+                    f"the end-of-text token is {end_of_text!r}, but that of the tokenizer {text!r} cannot be "
+                    "chosen; leave it out"
                 )
-            return None
+            return cls(name=text)
+        if not text or not path.exists():
+            raise ValueError(
+                f"the tokenizer is {text!r}; it must be 'bytes', 'gpt2', 'bpe-N' for a BPE of N entries that "
+                "is trained on the corpus, for example 'bpe-4096', or the path of a tokenizer.json or its "
+                "folder"
+            )
         if path.is_dir():
             path /= "tokenizer.json"
         if not path.is_file():
@@ -175,19 +162,21 @@ class TokenizerFile:
                 f"{path} is missing: write it with the tokenizers library, or with transformers' "
                 "save_pretrained of a fast tokenizer"
             )
-        library = read_tokenizer(path)
         token = end_of_text or _configured_end(path) or END_OF_TEXT
-        if library.token_to_id(token) is None:
+        if read_tokenizer(path).token_to_id(token) is None:
             raise ValueError(
                 f"{path} has no token {token!r} to end documents with; choose one that it has with "
                 "--end-of-text"
             )
-        return cls(path=path, end_of_text=token)
+        return cls(name=file_name(path), path=path, end_of_text=token)
 
     @property
-    def name(self) -> str:
-        """Its name in the data's index: the beginning of its hash."""
-        return file_name(self.path)
+    def size(self) -> int:
+        """The number of entries; of a BPE to be trained, the most that it may have."""
+        if self.path is not None:
+            return FromFile(self.path, self.end_of_text).vocab_size
+        sizes = {"bytes": 256, "gpt2": NUM_GPT2_TOKENS}
+        return sizes[self.name] if self.name in sizes else int(self.name.removeprefix("bpe-"))
 
 
 def file_name(path: Path) -> str:
@@ -213,7 +202,7 @@ def _configured_end(path: Path) -> str | None:
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         try:
             token = json.loads(path.with_name(name).read_bytes()).get("eos_token")
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, RecursionError):
             continue
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
@@ -229,13 +218,6 @@ class FromFile:
         self._tokenizer.encode_special_tokens = True
         self.vocab_size: int = max(self._tokenizer.get_vocab().values()) + 1  # some ids may have no token
         self.end_of_text: int | None = self._tokenizer.token_to_id(end_of_text)
-
-    @property
-    def notices_cuts(self) -> bool:
-        """Whether cutting text changes its tokens, for example because each text gets a prefix."""
-        pieces = [b"Text that is cut", b" between two words"]
-        whole, *parts = self.encode([b"".join(pieces), *pieces])
-        return not np.array_equal(whole, np.concatenate(parts))
 
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
         """Return the tokens of UTF-8 texts."""

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 from merit_lab.lazy import load_from
 from merit_lab.models.config import PRESETS, ModelConfig
-from merit_lab.models.names import AnyModelConfig, find_model, num_parameters
-from merit_lab.models.transformers_config import HuggingFaceConfig
+from merit_lab.models.names import build, find_model, flops_per_token, num_parameters
+from merit_lab.models.transformers_config import AnyModelConfig, HuggingFaceConfig
 
 if TYPE_CHECKING:
-    from merit_lab.models.base import Model, Output
+    from merit_lab.models.base import AttentionObservation, Model, Output
     from merit_lab.models.language_model import LanguageModel
-    from merit_lab.models.observation import AttentionObservation
-    from merit_lab.models.source import build, flops_per_token
 
 __all__ = [
     "PRESETS",
@@ -33,14 +31,7 @@ __all__ = [
     "num_parameters",
 ]
 
-__getattr__ = load_from(
-    __name__,
-    {
-        "LanguageModel": "language_model",
-        "Model": "base",
-        "AttentionObservation": "observation",
-        "Output": "base",
-        "build": "source",
-        "flops_per_token": "source",
-    },
+_NEED_TORCH = {"LanguageModel": "language_model"} | dict.fromkeys(
+    ("AttentionObservation", "Model", "Output"), "base"
 )
+__getattr__ = load_from(__name__, _NEED_TORCH)

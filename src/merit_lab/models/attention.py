@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +12,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
+from merit_lab.models.base import Observe, at_least_float32
 from merit_lab.models.config import SMALLEST_FLEX_HEAD, AttentionKind
-from merit_lab.models.precision import at_least_float32
 from merit_optim.monitor.observation import observe_attention
-
-Observe = Literal["max"] | bool
 
 
 def choose(kind: AttentionKind, device: torch.device, head_width: int) -> AttentionKind:
@@ -30,11 +28,6 @@ def choose(kind: AttentionKind, device: torch.device, head_width: int) -> Attent
             device.type == "cuda" and head_width >= SMALLEST_FLEX_HEAD and torch.compiler.is_compiling()
         )
         return "flex" if flexible else "sdpa"
-    if kind in ("flex", "cudnn") and device.type != "cuda":
-        raise ValueError(
-            f"attention {kind!r} needs CUDA, but the tokens are on {device.type}; use 'auto', 'sdpa' or "
-            "'math'"
-        )
     return kind
 
 

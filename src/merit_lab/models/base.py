@@ -1,16 +1,44 @@
-"""The interface of the lab's language models."""
+"""The interface of the lab's language models, and the precision of their parts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from merit_lab.models.attention import Observe
-from merit_lab.models.names import AnyModelConfig
-from merit_lab.models.observation import AttentionObservation
+from merit_lab.models.transformers_config import AnyModelConfig
+
+Observe = Literal["max"] | bool
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Convert half precision to float32, for sums and exponentials; keep float64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def as_autocast(x: Tensor) -> Tensor:
+    """Convert to autocast's dtype if autocast is enabled."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+class AttentionObservation(NamedTuple):
+    """Largest scaled, masked attention logit, and the mean entropy in nats, of each layer and head.
+
+    Both are (layers, heads) in float32, over all sequences and queries of the batch. A query that
+    attends to n tokens equally has entropy log(n), one that attends to a single token has 0.
+    """
+
+    max_logits: Tensor
+    entropy: Tensor | None
+
+    @classmethod
+    def of_layers(cls, layers: list[Tensor]) -> AttentionObservation:
+        """Combine the one or two rows that ``attend`` returned for each layer."""
+        stacked = torch.stack(layers)
+        return cls(stacked[:, 0], stacked[:, 1] if stacked.shape[1] > 1 else None)
 
 
 class Output(NamedTuple):
@@ -50,6 +78,16 @@ class Model(nn.Module):
         raise NotImplementedError
 
 
+def check_device(config: AnyModelConfig, device: torch.device) -> None:
+    """Raise ValueError if a device does not support a model's attention."""
+    needs_cuda = config.attention in ("flex", "cudnn") or config.attention.startswith("flash")
+    if needs_cuda and device.type != "cuda":
+        raise ValueError(
+            f"attention {config.attention!r} needs CUDA, but the tokens are on {device.type}; use 'auto' or "
+            "'sdpa'"
+        )
+
+
 def check_inputs(config: AnyModelConfig, tokens: Tensor, targets: Tensor | None, observe: Observe) -> None:
     """Raise ValueError if a model cannot be called with these inputs."""
     if tokens.ndim != 2 or tokens.dtype != torch.int64 or not tokens.numel():
@@ -57,6 +95,7 @@ def check_inputs(config: AnyModelConfig, tokens: Tensor, targets: Tensor | None,
             f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}; they must be torch.int64 of "
             "shape (batch, time), with at least one token"
         )
+    check_device(config, tokens.device)
     if tokens.shape[1] > config.context:
         raise ValueError(
             f"a sequence of {tokens.shape[1]} tokens is longer than the model's context of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from merit_lab.checks import LARGEST_SIZE, check_choice, check_size
 
@@ -23,6 +23,21 @@ MOST_LAYERS = 10**4
 LONGEST_CONTEXT = 2**24
 
 
+class Counts(NamedTuple):
+    """Of a model: its parameters, a tied weight once, and the operations per token, forward and backward.
+
+    The operations are counted as in PaLM, ``6 N + 12 layers width context``: N counts the parameters except
+    pure lookup tables; attention counts in full, although the causal mask makes half of it unnecessary. They
+    are None if they are unknown.
+
+    Reference:
+        Chowdhery et al., "PaLM", appendix B, https://arxiv.org/abs/2204.02311
+    """
+
+    parameters: int
+    flops_per_token: int | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A GPT-2 or Llama language model.
@@ -34,7 +49,7 @@ class ModelConfig:
         >>> config = ModelConfig(family="llama", width=64, heads=4, layers=2, vocab_size=256)
         >>> config.hidden_width, config.head_width, config.is_tied
         (176, 16, False)
-        >>> num_parameters(config)
+        >>> config.count().parameters
         133440
         >>> PRESETS["gpt2-small"].with_vocab(50257).vocab_size
         50304
@@ -144,6 +159,17 @@ class ModelConfig:
         fitting = max(1, _LOGITS_AT_ONE_TIME // self.vocab_size)
         return 1 << (fitting.bit_length() - 1)  # a power of two, as batches are
 
+    def count(self) -> Counts:
+        """Return the number of parameters, and the floating-point operations per token."""
+        attention = 4 * self.width**2 + (2 * self.head_width if self.qk_norm else 0)
+        mlp = (2 if self.family == "gpt2" else 3) * self.width * self.hidden_width
+        norms = (2 * self.layers + 1) * self.width
+        multiplied = self.layers * (attention + mlp) + norms + self.vocab_size * self.width
+        positions = self.context if self.family == "gpt2" else 0
+        looked_up = (positions + (0 if self.is_tied else self.vocab_size)) * self.width
+        flops = 6 * multiplied + 12 * self.layers * self.width * self.context
+        return Counts(multiplied + looked_up, flops)
+
     def with_vocab(self, num_tokens: int) -> ModelConfig:
         """Return this model for ``num_tokens`` tokens, with the vocabulary padded to a multiple of 64."""
         check_size("num_tokens", num_tokens)
@@ -167,38 +193,6 @@ class ModelConfig:
             and self.attention in ("auto", "flex")
             and self.head_width >= SMALLEST_FLEX_HEAD
         )
-
-
-def num_parameters(config: ModelConfig) -> int:
-    """Return the number of parameters; a tied weight counts once."""
-    return _num_multiplied(config) + _num_looked_up(config)
-
-
-def flops_per_token(config: ModelConfig) -> int:
-    """Return the floating-point operations per token of a forward and backward pass, counted as in PaLM.
-
-    ``6 N + 12 layers width context``: N counts the parameters except pure lookup tables; attention counts in
-    full, although the causal mask makes half of it unnecessary.
-
-    Reference:
-        Chowdhery et al., "PaLM", appendix B, https://arxiv.org/abs/2204.02311
-    """
-    return 6 * _num_multiplied(config) + 12 * config.layers * config.width * config.context
-
-
-def _num_multiplied(config: ModelConfig) -> int:
-    """Return the number of parameters that every token is multiplied with."""
-    attention = 4 * config.width**2 + (2 * config.head_width if config.qk_norm else 0)
-    mlp = (2 if config.family == "gpt2" else 3) * config.width * config.hidden_width
-    norms = (2 * config.layers + 1) * config.width
-    return config.layers * (attention + mlp) + norms + config.vocab_size * config.width
-
-
-def _num_looked_up(config: ModelConfig) -> int:
-    """Return the number of parameters in pure lookup tables."""
-    positions = config.context if config.family == "gpt2" else 0
-    tokens = 0 if config.is_tied else config.vocab_size
-    return (positions + tokens) * config.width
 
 
 def _gpt2(width: int, heads: int, layers: int, context: int = 1024, vocab_size: int = 50304) -> ModelConfig:

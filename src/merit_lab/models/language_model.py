@@ -9,13 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from merit_lab.models.attention import Observe, causal_block_mask, choose
-from merit_lab.models.base import Model, Output, check_inputs
+from merit_lab.models.attention import causal_block_mask, choose
+from merit_lab.models.base import AttentionObservation, Model, Observe, Output, as_autocast, check_inputs
 from merit_lab.models.config import ModelConfig
 from merit_lab.models.layers import Embedding, Linear, Norm, TransformerBlock, rotary_table
 from merit_lab.models.loss import linear_cross_entropy
-from merit_lab.models.observation import AttentionObservation
-from merit_lab.models.precision import as_autocast
 
 _INIT_STD = 0.02
 

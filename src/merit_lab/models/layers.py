@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
-from merit_lab.models.attention import Observe, attend
+from merit_lab.models.attention import attend
+from merit_lab.models.base import Observe, at_least_float32
 from merit_lab.models.config import AttentionKind, ModelConfig
-from merit_lab.models.precision import at_least_float32
 
 
 class Linear(nn.Linear):
@@ -116,30 +116,19 @@ class Attention(nn.Module):
         return self.output(mixed.transpose(1, 2).flatten(2)), observation
 
 
-class GeluMLP(nn.Module):
-    """GPT-2's MLP with GELU."""
+class MLP(nn.Module):
+    """GELU (GPT-2), or SwiGLU with its gate (Llama)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = Linear(config.width, config.hidden_width)
-        self.down = Linear(config.hidden_width, config.width)
+        width, hidden = config.width, config.hidden_width
+        self.gate = Linear(width, hidden) if config.family == "llama" else None
+        self.up = Linear(width, hidden)
+        self.down = Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        down: Tensor = self.down(F.gelu(self.up(x)))
-        return down
-
-
-class SwigluMLP(nn.Module):
-    """Llama's MLP with SwiGLU."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.gate = Linear(config.width, config.hidden_width)
-        self.up = Linear(config.width, config.hidden_width)
-        self.down = Linear(config.hidden_width, config.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        down: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        inside = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+        down: Tensor = self.down(inside)
         return down
 
 
@@ -152,7 +141,7 @@ class TransformerBlock(nn.Module):
         self.attention_norm = Norm(config.width, config.norm_eps, centred=is_gpt2)
         self.attention = Attention(config)
         self.mlp_norm = Norm(config.width, config.norm_eps, centred=is_gpt2)
-        self.mlp = GeluMLP(config) if is_gpt2 else SwigluMLP(config)
+        self.mlp = MLP(config)
 
     def forward(
         self,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from merit_lab.models.precision import at_least_float32
+from merit_lab.models.base import at_least_float32
 
 
 def linear_cross_entropy(
@@ -30,26 +30,22 @@ def linear_cross_entropy(
         chunk: rows at a time; 0 for all, which can be differentiated twice.
         of_rows: return the loss of every row instead of their mean, without a gradient.
     """
-    if of_rows:
-        with torch.no_grad():
-            cast, parts = weight.to(inputs.dtype), chunk or len(inputs)
-            return torch.cat(
-                [
-                    F.cross_entropy(at_least_float32(F.linear(rows, cast)), wanted, reduction="none")
-                    for rows, wanted in zip(inputs.split(parts), targets.split(parts), strict=True)
-                ]
-            )
-    if not chunk:
-        return F.cross_entropy(at_least_float32(F.linear(inputs, weight.to(inputs.dtype))), targets)
-    if torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad):
+    has_gradient = torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad)
+    if chunk and has_gradient and not of_rows:
         fused = torch.compiler.is_compiling()
         loss: Tensor = _operator(inputs, weight, targets, chunk=chunk, fused=fused)[0]
         return loss
-    cast = weight.to(inputs.dtype)
-    total = at_least_float32(inputs.new_zeros(()))
-    for rows, wanted in zip(inputs.split(chunk), targets.split(chunk), strict=True):
-        total = total + F.cross_entropy(at_least_float32(F.linear(rows, cast)), wanted, reduction="sum")
-    return total / inputs.shape[0]
+    if not chunk and not of_rows:
+        return F.cross_entropy(at_least_float32(F.linear(inputs, weight.to(inputs.dtype))), targets)
+    with torch.no_grad():
+        cast, parts = weight.to(inputs.dtype), chunk or len(inputs)
+        losses = torch.cat(
+            [
+                F.cross_entropy(at_least_float32(F.linear(rows, cast)), wanted, reduction="none")
+                for rows, wanted in zip(inputs.split(parts), targets.split(parts), strict=True)
+            ]
+        )
+    return losses if of_rows else losses.mean()
 
 
 def loss_and_gradients(

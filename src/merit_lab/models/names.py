@@ -1,16 +1,19 @@
-"""Find models by name. Does not import torch, so that a command's help is fast."""
+"""Find models by name, and build them: the lab's, and those of Hugging Face's transformers.
+
+torch is imported when it is needed, so that a command's help is fast.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from merit_lab.models import config as lab
-from merit_lab.models.config import PRESETS, ModelConfig
-from merit_lab.models.transformers_config import HuggingFaceConfig, read_config
+from merit_lab.models.config import PRESETS, Counts, ModelConfig
+from merit_lab.models.transformers_config import AnyModelConfig, read_config
 from merit_optim.spelling import did_you_mean
 
-AnyModelConfig = ModelConfig | HuggingFaceConfig
-"""A model of the lab, or one of Hugging Face's transformers."""
+if TYPE_CHECKING:
+    from merit_lab.models.base import Model
 
 _HUGGING_FACE = "hf:"
 
@@ -42,8 +45,33 @@ def find_model(text: str) -> tuple[str, AnyModelConfig]:
 
 def num_parameters(config: AnyModelConfig) -> int:
     """Return the number of parameters; a tied weight counts once."""
-    if isinstance(config, ModelConfig):
-        return lab.num_parameters(config)
-    from merit_lab.models import transformers_model as huggingface
+    return _count(config).parameters
 
-    return huggingface.num_parameters(config)
+
+def flops_per_token(config: AnyModelConfig) -> int | None:
+    """Return the floating-point operations per token of a forward and backward pass; None if unknown."""
+    return _count(config).flops_per_token
+
+
+def _count(config: AnyModelConfig) -> Counts:
+    if isinstance(config, ModelConfig):
+        return config.count()
+    from merit_lab.models.transformers_model import count
+
+    return count(config)
+
+
+def work_per_token(config: AnyModelConfig) -> int:
+    """Return the same, or an estimate of six per parameter if unknown, to compare the length of runs."""
+    return flops_per_token(config) or 6 * num_parameters(config)
+
+
+def build(config: AnyModelConfig) -> Model:
+    """Build the model of a configuration, with weights drawn from torch's generator."""
+    if isinstance(config, ModelConfig):
+        from merit_lab.models.language_model import LanguageModel
+
+        return LanguageModel(config)
+    from merit_lab.models.transformers_model import HuggingFaceModel
+
+    return HuggingFaceModel(config)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from merit_lab.checks import check_choice, check_size
-from merit_lab.models.config import LONGEST_CONTEXT, MOST_LAYERS
-from merit_lab.models.quiet import quiet
+from merit_lab.models.config import LONGEST_CONTEXT, MOST_LAYERS, ModelConfig
 from merit_optim.spelling import did_you_mean, nearest
 
 if TYPE_CHECKING:
@@ -82,12 +82,12 @@ class HuggingFaceConfig:
             raise ValueError(
                 f"the configuration of {self.family} has no vocab_size; it is not a language model"
             )
-        name, positions = _positions(made)
+        positions = _positions(made)
         if positions is not None and self.context > positions:
             raise ValueError(
                 f"model.context is {self.context}, but the {self.family} model has {positions} positions; "
                 f"choose at most {positions} with --model.context, or give it more with --model.options "
-                f"{name}={self.context}"
+                f"max_position_embeddings={self.context}"
             )
         return made
 
@@ -149,6 +149,10 @@ class HuggingFaceConfig:
         return self.configuration.get_text_config()
 
 
+AnyModelConfig = ModelConfig | HuggingFaceConfig
+"""A model of the lab, or one of Hugging Face's transformers."""
+
+
 def read_config(path: str) -> tuple[str, HuggingFaceConfig]:
     """Return a name for the model at ``path``, and its configuration.
 
@@ -157,18 +161,13 @@ def read_config(path: str) -> tuple[str, HuggingFaceConfig]:
     """
     transformers = import_transformers()
     local = Path(path).expanduser()
-    if local.is_dir() and not (local / "config.json").is_file():
-        raise ValueError(
-            f"hf:{path} is a folder without a config.json; name one that save_pretrained wrote, or a "
-            "config.json itself"
-        )
-    if local.exists():
-        file = local / "config.json" if local.is_dir() else local
+    file = local / "config.json" if local.is_dir() else local
+    if file.is_file():
         settings, name = _read_json(file), file.resolve().parent.name
-    elif path.count("/") > 1 or path.startswith(("/", ".", "~")) or path.endswith((".json", "/")) or not path:
+    elif local.exists() or path.count("/") > 1 or path.startswith(("/", ".", "~")) or not path:
         raise ValueError(
-            f"hf:{path}: there is no such folder; name a folder with a config.json, that file, or a model of "
-            "the Hugging Face hub, as in hf:openai-community/gpt2"
+            f"hf:{path}: there is no {file}; name a folder with a config.json, that file, or a model of the "
+            "Hugging Face hub, as in hf:openai-community/gpt2"
         )
     else:
         try:  # code that comes with the configuration is never run
@@ -184,11 +183,24 @@ def read_config(path: str) -> tuple[str, HuggingFaceConfig]:
     complete = json.loads(made.to_json_string())
     for key in _ORIGIN:
         complete.pop(key, None)
-    _, positions = _positions(made)
-    context = min(positions or _LONGEST_BY_DEFAULT, _LONGEST_BY_DEFAULT)
+    context = min(_positions(made) or _LONGEST_BY_DEFAULT, _LONGEST_BY_DEFAULT)
     config = HuggingFaceConfig(settings=complete, context=context)
     assert config.configuration is not None, "this validates it"
     return name, config
+
+
+@contextlib.contextmanager
+def quiet(*libraries: str) -> Iterator[None]:
+    """Let loggers of libraries, which must have been imported, report errors only."""
+    loggers = [logging.getLogger(name) for name in libraries]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def import_transformers() -> Any:
@@ -254,18 +266,16 @@ def _without_what_follows(settings: Mapping[str, Any]) -> dict[str, Any]:
     return left
 
 
-def _positions(made: Any) -> tuple[str, int | None]:
-    """Return the name of the setting for the maximum length of a sequence, and its value; None if unknown."""
-    text = made.get_text_config()
-    name = "max_seq_len" if text.model_type == "mpt" else "max_position_embeddings"
-    positions = getattr(text, name, None)
-    return name, positions if isinstance(positions, int) and positions > 0 else None
+def _positions(made: Any) -> int | None:
+    """Return the maximum length of a sequence; None if it is unknown."""
+    positions = getattr(made.get_text_config(), "max_position_embeddings", None)
+    return positions if isinstance(positions, int) and positions > 0 else None
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        settings = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON ({error}); it must be a config.json of transformers") from error
     if not isinstance(settings, dict) or "model_type" not in settings:
         raise ValueError(f"{file} has no model_type; it must be a config.json of transformers")
@@ -275,5 +285,5 @@ def _read_json(file: Path) -> dict[str, Any]:
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -11,10 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from merit_lab.models.attention import Observe
-from merit_lab.models.base import Model, Output, check_inputs
-from merit_lab.models.observation import AttentionObservation
-from merit_lab.models.precision import at_least_float32
+from merit_lab.models.base import AttentionObservation, Model, Observe, Output, at_least_float32, check_inputs
+from merit_lab.models.config import Counts
 from merit_lab.models.transformers_config import HuggingFaceConfig, import_transformers, not_causal
 from merit_optim.monitor.attention import AttentionMonitor
 from merit_optim.optim.kinds import kinds_of
@@ -84,23 +82,13 @@ class HuggingFaceModel(Model):
         return loss, None
 
 
-def num_parameters(config: HuggingFaceConfig) -> int:
-    """Return the number of parameters; a tied weight counts once."""
-    return _counted(config)[0]
-
-
-def flops_per_token(config: HuggingFaceConfig) -> int | None:
-    """Return the floating-point operations per token of a forward and backward pass; None if unknown.
-
-    As for the models of the lab, ``6 N + 12 layers width context`` with the width of all heads. Of stacked
-    experts, only those that a token is routed to count. It is unknown for models without attention, and if
-    the configuration has no num_experts_per_tok.
-    """
-    return _counted(config)[1]
-
-
 @lru_cache(maxsize=16)
-def _counted(config: HuggingFaceConfig) -> tuple[int, int | None]:
+def count(config: HuggingFaceConfig) -> Counts:
+    """Return the number of parameters and the operations per token, with the width of all heads.
+
+    Of stacked experts, only those that a token is routed to count. The operations are unknown for models
+    without attention, and if the configuration has no num_experts_per_tok.
+    """
     with torch.device("meta"):
         model = HuggingFaceModel(config)
     head = model.model.get_output_embeddings()
@@ -114,9 +102,8 @@ def _counted(config: HuggingFaceConfig) -> tuple[int, int | None]:
             multiplied += size * (chosen or 0) / parameter.shape[0]
         elif kind != "embedding" or (head is not None and parameter is head.weight):
             multiplied += size
-    if not known:
-        return total, None
-    return total, round(6 * multiplied) + 12 * config.layers * (config.attention_width or 0) * config.context
+    attention = 12 * config.layers * (config.attention_width or 0) * config.context if known else 0
+    return Counts(total, round(6 * multiplied) + attention if known else None)
 
 
 def _build(config: HuggingFaceConfig) -> Any:

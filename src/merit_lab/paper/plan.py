@@ -19,7 +19,7 @@ import polars as pl
 
 from merit_lab.data import Dataset
 from merit_lab.models import ModelConfig
-from merit_lab.models.names import AnyModelConfig
+from merit_lab.models.transformers_config import AnyModelConfig
 from merit_lab.paper.scales import Scale, Setup
 from merit_lab.results.names import display_name, short_name
 from merit_lab.runs import OVER, durable, table

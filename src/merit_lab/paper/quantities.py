@@ -14,7 +14,7 @@ import torch
 
 from merit_lab.measure.evaluate.sets import PAPER_SETS
 from merit_lab.models import build, flops_per_token
-from merit_lab.models.names import AnyModelConfig
+from merit_lab.models.transformers_config import AnyModelConfig
 from merit_lab.paper.plan import ENDED, Data
 from merit_lab.results.series import layer_logits
 from merit_lab.study.reach import steps_to_reach

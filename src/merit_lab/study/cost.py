@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from merit_lab.models import build
-from merit_lab.models.source import work_per_token
+from merit_lab.models.names import work_per_token
 from merit_lab.study.state import is_done, last_step
 from merit_lab.study.trial import Trial
 from merit_lab.text import amount

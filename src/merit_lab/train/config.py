@@ -13,7 +13,8 @@ from typing import Any, Literal, Self, get_args
 from merit_lab.checks import LARGEST_SIZE, check_at_least, check_choice, check_size
 from merit_lab.json_values import build
 from merit_lab.models.config import ModelConfig
-from merit_lab.models.names import AnyModelConfig, num_parameters
+from merit_lab.models.names import num_parameters
+from merit_lab.models.transformers_config import AnyModelConfig
 from merit_lab.runs.settings import flatten
 from merit_lab.train.optimizer_config import OptimizerConfig
 

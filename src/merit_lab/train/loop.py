@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from merit_lab.data import Batches, validation_sequences
-from merit_lab.models.attention import Observe
+from merit_lab.data.device import DeviceBatches
+from merit_lab.models.base import Observe
 from merit_lab.runs import NotWritten, Run
 from merit_lab.train import checkpoint
 from merit_lab.train.config import TrainConfig, interval
@@ -253,7 +254,7 @@ class Trainer:
     def micro_batches(self) -> contextlib.AbstractContextManager[Iterator[MicroBatch]]:
         """Return this rank's micro-batches, from the current step on; from tokens on the device, if kept."""
         wanted: Any = {"rows": self.rows, "first_step": self.step, "num_steps": self.steps - self.step}
-        batches = self.batches.on(self.ranks.device, keep=self.keeps_tokens)
+        batches = DeviceBatches(self.batches, self.ranks.device, keep=self.keeps_tokens)
         return contextlib.nullcontext(batches.micro_batches(**wanted))
 
     # --- measurements ------------------------------------------------------------------------------------

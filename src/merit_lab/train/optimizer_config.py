@@ -10,7 +10,8 @@ from typing import Any, Literal, Self, get_args
 from merit_lab.checks import check_at_least, check_choice, is_number
 from merit_lab.json_values import decode
 from merit_lab.models.config import PRESETS
-from merit_lab.models.names import AnyModelConfig, num_parameters
+from merit_lab.models.names import num_parameters
+from merit_lab.models.transformers_config import AnyModelConfig
 from merit_lab.train.optimizer_names import check_name, is_external, must_be_trusted
 from merit_lab.train.optimizer_options import default_of, parse_options
 from merit_optim.settings import SETTINGS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from merit_lab.models import AttentionObservation
-from merit_lab.models.attention import Observe
+from merit_lab.models.base import Observe
 from merit_lab.train.parallel import Ranks, gradients_added
 
 MicroBatch = tuple[Tensor, Tensor]

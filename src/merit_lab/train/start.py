@@ -16,7 +16,7 @@ import torch
 
 from merit_lab.data import Batches, Dataset, check_validation_size, validation_sequences
 from merit_lab.models import num_parameters
-from merit_lab.models.source import check_device
+from merit_lab.models.base import check_device
 from merit_lab.runs import (
     Run,
     Status,

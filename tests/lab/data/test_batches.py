@@ -67,21 +67,6 @@ def test_any_split_over_ranks_and_micro_batches_gives_the_same_rows(
     assert np.array_equal(np.concatenate(pieces), source.sequences(step))
 
 
-@given(batches(), st.lists(st.integers(0, 30), min_size=1, max_size=5))
-def test_history_does_not_matter(source: Batches, earlier: list[int]) -> None:
-    fresh = Batches(source.tokens, context=source.context, batch=source.batch, seed=source.seed)
-    for step in earlier:
-        source.sequences(step)
-    assert np.array_equal(source.sequences(7), fresh.sequences(7))
-
-
-@given(batches(), st.integers(1, 8))
-def test_another_batch_size_goes_through_the_same_rows(source: Batches, batch: int) -> None:
-    other = Batches(source.tokens, context=source.context, batch=batch, seed=source.seed)
-    rows = np.concatenate([other.sequences(step) for step in range(source.batch)])
-    assert np.array_equal(rows, np.concatenate([source.sequences(step) for step in range(batch)]))
-
-
 def test_epochs_and_seeds_differ_in_order_and_in_cuts() -> None:
     source = Batches(file_of(10_000), context=50, batch=7, seed=1)
     epochs = [epoch_starts(source, epoch) for epoch in range(20)]
@@ -121,11 +106,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     assert peak < 2**20
 
 
-def test_a_file_of_one_sequence_repeats_it() -> None:
-    source = Batches(file_of(11), context=10, batch=3, seed=0)
-    assert np.array_equal(source.sequences(5), np.tile(np.arange(11), (3, 1)))
-
-
 def test_what_cannot_be_is_refused() -> None:
     short, tokens = file_of(10), file_of(100)
     for refused in (
@@ -142,7 +122,7 @@ def test_what_cannot_be_is_refused() -> None:
         "step is -1": lambda: source.sequences(-1),
         "begin is -1 .* rows 0 to 8": lambda: source.sequences(0, -1, 2),
         "begin is 3 and end is 2": lambda: source.sequences(0, 3, 2),
-        "end is 9": lambda: source.on("cpu").sequences(0, 0, 9),
+        "end is 9": lambda: source.sequences(0, 0, 9),
     }.items():
         with pytest.raises(ValueError, match=message):
             refused()
@@ -160,10 +140,6 @@ def test_validation_is_spread_evenly_and_never_empty(context: int, more: int, li
     gaps = np.diff([*starts, fitting * context])
     assert gaps.min() >= context
     assert gaps.max() - gaps.min() <= context
-
-
-def test_validation_with_a_large_limit_is_everything() -> None:
-    assert np.array_equal(validation_sequences(file_of(101), 10, 10**12)[:, :-1].ravel(), np.arange(100))
 
 
 def test_few_validation_sequences_are_refused_with_the_way_out() -> None:
@@ -187,10 +163,3 @@ def test_an_order_is_uniform(length: int) -> None:
     freedom = (length - 1) ** 2  # a row and a column sum to num_keys each
     statistic = ((counts - num_keys / length) ** 2 / (num_keys / length)).sum()
     assert abs(statistic - freedom) < 6 * np.sqrt(2 * freedom) + 10
-
-
-def test_neighbours_in_the_file_come_at_unrelated_times() -> None:
-    numbers = Order(100_000, "key")(np.arange(100_000))
-    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02
-    assert abs(np.corrcoef(numbers, np.arange(100_000))[0, 1]) < 0.02
-    assert (np.abs(np.diff(numbers)) == 1).sum() < 20  # 2 are expected

@@ -1,4 +1,4 @@
-"""`merit prepare`: from the command line to files, and its refusals."""
+"""`merit prepare`: from the command line to files."""
 
 import subprocess
 import sys
@@ -19,16 +19,6 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "text"
 
 
-def test_text_to_the_usual_folder(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["text", text, "--tokenizer", "bytes", "--validation", "0.2"]) == 0
-    dataset = Dataset.open("data/text")
-    printed = capsys.readouterr().out
-    assert f"{dataset.train.num_tokens:,} tokens" in printed
-    assert dataset.fingerprint in printed
-    assert main(["text", text, "--tokenizer", "bytes", "--validation", "0.2"]) == 0
-    assert "data/text is already prepared" in capsys.readouterr().out
-
-
 def test_embedded_with_a_trained_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = str(tmp_path / "here")
     assert main(["embedded", "--limit", "300000", "--tokenizer", "bpe-400", "--out", output]) == 0
@@ -37,29 +27,6 @@ def test_embedded_with_a_trained_vocabulary(tmp_path: Path, capsys: pytest.Captu
     assert dataset.bytes_per_token is not None
     assert 1.5 < dataset.bytes_per_token < 5
     assert "training a vocabulary of 400 entries" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["text"], "no files are given"),
-        (["text", "nowhere"], "there is no file nowhere"),
-        (["text", "text", "--tokenizer", "word"], "the tokenizer is 'word'"),
-        (["text", "text", "--validation", "2"], "the share for validation is 2.0"),
-        (["text", "text", "--gpt2-vocabulary", "."], "has no file vocab.bpe"),
-        (["text", "text", "--tokenizer", "bytes", "--gpt2-vocabulary", "."], "the tokenizer is 'bytes'"),
-        (["embedded", "--limit", "1"], "no Python sources of up to 1 bytes"),
-        (["enwik8", "text"], "enwik8 has 100000000"),
-        (["openwebtext", "--documents", "5"], "request more than 1997"),
-    ],
-)
-def test_refusals(text: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert Path(text).exists()
-    assert main(arguments) == 1
-    refused = capsys.readouterr().err
-    assert refused.startswith("merit prepare: ")
-    assert message in refused
-    assert not list(Path().glob("data/*/*.bin"))
 
 
 def test_check_reads_all_of_it(text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,34 +45,13 @@ def test_check_reads_all_of_it(text: str, capsys: pytest.CaptureFixture[str]) ->
     assert "nothing to compare with" in capsys.readouterr().err
 
 
-def test_interruption(text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "prepare", interrupt)
-    assert main(["text", text]) == 130
-    assert "run the same command again to continue" in capsys.readouterr().err
-
-
 def test_a_message_about_an_option_names_this_corpus(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["demo", "--outptu", "x"])
     assert exit_.value.code == 2
     refused = capsys.readouterr().err
-    assert "--out" in refused
     assert "merit prepare demo --help" in refused
     assert "c4" not in refused
-
-
-@pytest.mark.parametrize(("name", "suggestion"), [("dmeo", "did you mean 'demo'? "), ("zzz", "")])
-def test_an_unknown_corpus_is_refused_with_the_nearest(
-    name: str, suggestion: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main([name])
-    assert exit_.value.code == 2
-    refused = capsys.readouterr().err
-    assert f"merit prepare: unknown corpus '{name}'; {suggestion}it must be one of text, demo," in refused
 
 
 def test_it_needs_no_torch() -> None:

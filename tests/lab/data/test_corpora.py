@@ -84,14 +84,6 @@ def test_the_share_is_exact_to_a_document(
     assert all(abs(validation + len(text) - wanted) >= abs(validation - wanted) for text in sides["train"])
 
 
-def test_one_percent_of_many_documents_is_one_percent(tmp_path: Path) -> None:
-    """Of 4 MB, 40 KB are for validation."""
-    path = write_lines(tmp_path / "docs.jsonl", (random_words(25, seed) for seed in range(5000)))
-    corpus = text_files([path], 0.01)
-    validation = sum(len(piece.text) for piece in corpus.pieces() if piece.split == "val")
-    assert abs(validation / corpus.total - 0.01) < 0.0002
-
-
 @pytest.mark.parametrize("share", [0.0001, 0.01, 0.5, 0.99])
 @pytest.mark.parametrize("size", [20, 400, 10_000])
 def test_of_a_single_document_the_end_is_for_validation(tmp_path: Path, size: int, share: float) -> None:
@@ -214,12 +206,6 @@ def test_embedded_takes_the_library_and_then_packages() -> None:
     assert len(set(origins)) == 3
 
 
-def test_embedded_ends_before_the_first_source_that_exceeds_the_limit(interpreter: Path) -> None:
-    (interpreter / "a_long.py").write_bytes(random_words(600))
-    origins = {Path(piece.origin).name for piece in embedded(20_000, 0.1).pieces()}
-    assert origins == {"a.py"}, "no later ones, which would fit"
-
-
 def test_embedded_does_not_depend_on_where_it_is(interpreter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = embedded(10**6, 0.1).recipe
     moved = interpreter.rename(interpreter.with_name("elsewhere"))
@@ -227,14 +213,6 @@ def test_embedded_does_not_depend_on_where_it_is(interpreter: Path, monkeypatch:
         sysconfig, "get_paths", lambda: {"stdlib": str(moved), "purelib": str(moved / "site-packages")}
     )
     assert embedded(10**6, 0.1).recipe == recipe
-
-
-@pytest.mark.usefixtures("interpreter")
-def test_embedded_without_sources_within_the_limit() -> None:
-    with pytest.raises(ValueError, match=r"no Python sources of up to 10 bytes .* raise the limit"):
-        embedded(10, 0.1)
-    with pytest.raises(ValueError, match="limit is 0"):
-        embedded(0, 0.1)
 
 
 def test_embedded_here() -> None:
@@ -308,14 +286,6 @@ def test_the_split_against_the_library() -> None:
     assert set(split["test"]["number"]) == nanogpt_validation(10_000)
 
 
-def test_part_of_openwebtext() -> None:
-    first = min(nanogpt_validation(corpora.OPENWEBTEXT_DOCUMENTS))
-    pieces = list(openwebtext(first + 1, fake_load(10**6)).pieces())
-    assert [piece.split for piece in pieces] == ["train"] * first + ["val"]
-    with pytest.raises(ValueError, match=f"request more than {first}"):
-        openwebtext(first, fake_load(10**6))
-
-
 def test_c4_uses_its_validation_set() -> None:
     pieces = list(c4(30, 4, fake_load(100)).pieces())
     assert [piece.text for piece in pieces if piece.split == "val"] == [
@@ -336,14 +306,6 @@ def test_a_stream_that_ends_early_is_an_error() -> None:
         list(c4(20, 4, fake_load(10)).pieces())
     with pytest.raises(ValueError, match="the number of validation documents is 0"):
         c4(20, 0, fake_load(10))
-
-
-def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match=r"c4 needs the package datasets, .* 'merit-optim\[eval\]'"):
-        c4(20, 4)
 
 
 def test_with_the_library_on_local_files(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from merit_lab.data import Batches, TokenFile
+from merit_lab.data.device import DeviceBatches
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -21,7 +22,7 @@ def test_the_same_batches_as_the_hosts(
     random = np.random.default_rng(0)
     random.integers(0, largest, 3001).astype(dtype).tofile(tmp_path / "tokens.bin")
     batches = Batches(TokenFile.open(tmp_path / "tokens.bin", dtype), context=8, batch=12, seed=5)
-    there = batches.on(device, keep=keep)
+    there = DeviceBatches(batches, device, keep=keep)
     for step in (0, 3, 10_000, 681, 682, 683, 1):
         for rows in ((0, 12), (4, 6), (5, 5)):
             sequences = there.sequences(step, *rows)

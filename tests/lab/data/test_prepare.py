@@ -1,7 +1,6 @@
 """Preparing: the right tokens, all or nothing, and the same bytes after any interruption."""
 
 import json
-import lzma
 import shutil
 import subprocess
 import sys
@@ -9,15 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from merit_lab.data import Dataset
 from merit_lab.data import prepare as preparing
 from merit_lab.data.corpora import Corpus, Enwik8, text_files
-from merit_lab.data.parts import Parts
+from merit_lab.data.parts import Parts, open_parts
 from merit_lab.data.prepare import prepare
-from merit_lab.data.tokenizer import FromFile, Gpt2, train_bpe
+from merit_lab.data.tokenizer import FromFile, train_bpe
 from merit_lab.data.tokens import hash_file
 
 WORKER = Path(__file__).with_name("kill_worker.py")
@@ -144,19 +142,6 @@ def test_an_external_tokenizer(corpus: Corpus, tmp_path: Path) -> None:
         prepare(corpus, folder, tokenizer=str(moved), end_of_text="</s>")
 
 
-def test_gpt2_on_wikipedia_is_tiktokens(tmp_path: Path, shared_data: Path) -> None:
-    """Two megabytes of enwik8, in many parts, against tiktoken on the whole; it is one document."""
-    with lzma.open(shared_data / "enwik8.xz") as file:
-        (tmp_path / "enwik8").write_bytes(file.read(2_000_000))
-    corpus = text_files([tmp_path / "enwik8"], 0.02)
-    vocabulary = shared_data / "gpt2_bpe"
-    prepare(corpus, tmp_path / "data", tokenizer="gpt2", gpt2_vocabulary=vocabulary, part_bytes=100_000)
-    dataset = Dataset.open(tmp_path / "data")
-    train, validation = Gpt2(vocabulary).encode([*documents(corpus, "train"), *documents(corpus, "val")])
-    assert np.array_equal(dataset.train.tokens, train)
-    assert np.array_equal(dataset.validation.tokens, np.append(validation, 50256))
-
-
 def test_a_third_file_for_enwik8(tmp_path: Path, text: Path) -> None:
     size = text.stat().st_size
     index = prepare(Enwik8(text, (size - 200, 100, 100)), tmp_path / "data", tokenizer="bytes")
@@ -217,7 +202,7 @@ def test_a_flipped_bit_of_unfinished_files_is_noticed(
         changed = bytearray(content)
         changed[number * (len(content) - 1) // (num_places - 1)] ^= 1 << number % 7
         (folder / "partial" / name).write_bytes(changed)
-        with pytest.raises(ValueError, match=r"partial (was not written by|to start over)"):
+        with pytest.raises(ValueError, match=r"partial.* to start over"):
             prepare(corpus, folder, tokenizer="bytes", part_bytes=10_000)
         assert [path.name for path in folder.iterdir()] == ["partial"]
 
@@ -367,20 +352,12 @@ def test_another_partial_folder_is_refused(
         else:
             for name, content in files.items():
                 (partial / name).write_text(content)
-    with pytest.raises(ValueError, match=r"partial was not written by `merit prepare`.* another --out"):
+    with pytest.raises(ValueError, match=r"partial.* (was not written by|or not of) `merit prepare`"):
         prepare(corpus, tmp_path / "data", tokenizer="bytes", overwrite=overwrite)
     if isinstance(files, dict):
         assert {path.name: path.read_text() for path in partial.iterdir()} == files
     else:
         assert not (list(target.iterdir()) if target.is_dir() else target.read_bytes())
-
-
-def test_a_link_named_like_the_unfinished_index_is_replaced(corpus: Corpus, tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("precious")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "dataset.json.tmp").symlink_to(tmp_path / "precious")
-    prepare(corpus, tmp_path / "data", tokenizer="bytes")
-    assert (tmp_path / "precious").read_text() == "precious"
 
 
 def test_unfinished_files_of_another_recipe_are_refused_unless_overwritten(
@@ -397,7 +374,9 @@ def test_unfinished_files_of_another_recipe_are_refused_unless_overwritten(
 
 def test_one_process_at_a_time(corpus: Corpus, tmp_path: Path) -> None:
     with (
-        Parts(tmp_path / "data" / "partial", splits=("train",), dtype="uint16", recipe={}, overwrite=False),
+        open_parts(
+            tmp_path / "data" / "partial", splits=("train",), dtype="uint16", recipe={}, overwrite=False
+        ),
         pytest.raises(ValueError, match=r"another process is preparing .*data; wait for it"),
     ):
         prepare(corpus, tmp_path / "data", tokenizer="bytes", overwrite=True)
@@ -411,11 +390,3 @@ def test_text_that_is_not_utf8(tmp_path: Path, text: Path, monkeypatch: pytest.M
     for tokenizer in ("bpe-300", "gpt2"):  # noticed in training, and in encoding
         with pytest.raises(ValueError, match=r"bad is not UTF-8 text .*xff.* tokenizer 'bytes'"):
             prepare(text_files([bad], 0.01), tmp_path / "data", tokenizer=tokenizer)
-
-
-def test_the_recipe_determines_the_bytes(corpus: Corpus, tmp_path: Path) -> None:
-    for name, part_bytes in (("one", 1), ("two", 10**9)):
-        prepare(corpus, tmp_path / name, tokenizer="bpe-300", part_bytes=part_bytes)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    index = json.loads((tmp_path / "one" / "dataset.json").read_text())
-    assert index["recipe"] == {"corpus": corpus.recipe, "tokenizer": "bpe-300"}

@@ -5,10 +5,8 @@ import gzip
 import io
 import json
 import lzma
-import tarfile
 import time
 import tracemalloc
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +69,8 @@ def test_every_format_in_every_compression(
         "docs.parquet": parquet(),
         "docs.txt": "\n<|endoftext|>\r\n".join(DOCUMENTS).encode(),
     }[name]
+    if name.endswith(".parquet") and compression:
+        return  # it is packed inside
     path = tmp_path / (name + compression)
     path.write_bytes(COMPRESSED[compression](content))
     found = documents(path, Layout(separator="<|endoftext|>"))
@@ -84,8 +84,8 @@ def test_all_formats_give_the_same_data(tmp_path: Path) -> None:
     for number, text in enumerate(DOCUMENTS):
         (tmp_path / "many" / f"{number:02}.txt").write_text(text)
     (tmp_path / "docs.jsonl.gz").write_bytes(gzip.compress(json_lines()))
-    (tmp_path / "docs.parquet.zst").write_bytes(COMPRESSED[".zst"](parquet()))
-    for name in ("many", "docs.jsonl.gz", "docs.parquet.zst"):
+    (tmp_path / "docs.parquet").write_bytes(parquet())
+    for name in ("many", "docs.jsonl.gz", "docs.parquet"):
         index = prepare(text_files([tmp_path / name], 0.1), tmp_path / f"data-{name}", tokenizer="bpe-300")
         assert {name: entry.num_documents for name, entry in index.files.items()} == {
             "train.bin": 36,
@@ -167,33 +167,21 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path, capsys: pytest.CaptureFi
         text_files([tmp_path / "empty"], 0.1)
 
 
-def archive() -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as file:
-        file.addfile(tarfile.TarInfo("x"), io.BytesIO())
-    return buffer.getvalue()
-
-
-def office() -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("word/document.xml", "<xml/>")
-    return buffer.getvalue()
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("book.txt", b"%PDF-1.7 ...", "is a PDF file: extract its text"),
-        ("book.docx", office(), "is a ZIP archive, possibly an office document"),
-        ("book.tar.gz", gzip.compress(archive()), "is a tar archive: unpack it"),
+        ("book.txt", b"%PDF-1.7 ...", "is not text: .*iconv"),
         ("book.txt", b"Obj\x01", "is not text"),
-        ("book.txt", gzip.compress(TEXT.encode()), "is compressed: rename it to book.txt.gz"),
-        ("book.txt.gz", TEXT.encode(), "is named .gz, but is not compressed so"),
-        ("book.txt", parquet(), "is a Parquet file: rename it to book.parquet"),
-        ("book.parquet", TEXT.encode(), "is named as Parquet, but begins with b'Some'"),
+        ("book.txt", parquet(), r"is not text: .* must be named so: .*\.parquet"),
+        ("book.parquet", TEXT.encode(), "could not be read .* not what its name says"),
         ("book.parquet", b"PAR1" + TEXT.encode(), "could not be read .* damaged or truncated"),
         ("book.parquet", parquet()[:-9], "could not be read .* damaged or truncated"),
+        *(
+            (f"book{suffix}.txt", pack(TEXT.encode()), "not text")
+            for suffix, pack in COMPRESSED.items()
+            if suffix
+        ),
+        *((f"book.txt{suffix}", TEXT.encode(), "could not be read") for suffix in COMPRESSED if suffix),
         *(
             (f"book.txt{suffix}", compress(TEXT.encode())[:-9], "could not be read .*truncated")
             for suffix, compress in COMPRESSED.items()
@@ -213,14 +201,6 @@ def test_files_that_are_not_text_are_refused(
     with pytest.raises(ValueError, match=f"{name} .*{message}"):
         raise ValueError(capsys.readouterr().err)
     assert not (tmp_path / "data").exists()
-
-
-def test_text_of_another_encoding_is_for_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "book.txt").write_bytes(("Der Müller möchte größere Brötchen. " * 400).encode("cp1252"))
-    arguments = ["text", str(tmp_path / "book.txt"), "--out", str(tmp_path / "data"), "--tokenizer"]
-    assert main([*arguments, "bpe-300"]) == 1
-    assert "book.txt is not UTF-8 text" in capsys.readouterr().err
-    assert main([*arguments, "bytes"]) == 0
 
 
 def test_reading_needs_memory_for_a_piece_only(tmp_path: Path) -> None:
@@ -245,11 +225,6 @@ def test_pieces_join_to_the_whole(content: bytes, size: int) -> None:
     assert all(pieces)
 
 
-@given(st.text(max_size=2000), st.integers(1, 400))
-def test_no_character_is_cut(text: str, size: int) -> None:
-    assert "".join(piece.decode() for piece in cut(io.BytesIO(text.encode()), size)) == text
-
-
 @pytest.mark.parametrize("size", [1, 2, 5, 17])
 @given(text=st.text(st.sampled_from("ab1, .'s\n\t\r\u00a0\u3000\u2009\u00e9\u0301<|>"), max_size=300))
 def test_cuts_do_not_change_gpt2_splits(size: int, text: str) -> None:
@@ -259,11 +234,6 @@ def test_cuts_do_not_change_gpt2_splits(size: int, text: str) -> None:
     split = ByteLevel(add_prefix_space=False).pre_tokenize_str
     pieces = [piece.decode() for piece in cut(io.BytesIO(text.encode()), size)]
     assert [word for piece in pieces for word, _ in split(piece)] == [word for word, _ in split(text)]
-
-
-@pytest.mark.parametrize("text", ["one two three, four\nfive ", "\u4eca\u5929\u5929\u6c14\u3002\n"])
-def test_cuts_come_soon_after_the_size_in_real_text(text: str) -> None:
-    assert max(map(len, cut(io.BytesIO(text.encode() * 1000), 100))) < 130
 
 
 @pytest.mark.parametrize(

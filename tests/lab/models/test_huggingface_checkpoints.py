@@ -9,7 +9,7 @@ import torch
 from model_cases import GPT2, LLAMA, sequences, spread
 
 from merit_lab.models import ModelConfig
-from merit_lab.models.huggingface import export_checkpoint
+from merit_lab.models.export import export_checkpoint
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra eval)")
 
@@ -64,10 +64,3 @@ def test_an_export_cut_short_does_not_pass_for_a_checkpoint(tmp_path, monkeypatc
 
 
 # Refusals
-
-
-@pytest.mark.parametrize("family", [GPT2, LLAMA], ids=["gpt2", "llama"])
-def test_qk_norm_has_no_architecture_there(family, tmp_path) -> None:
-    with pytest.raises(ValueError, match="with qk_norm has no Hugging Face architecture"):
-        export_checkpoint(spread(replace(family, qk_norm=True)), tmp_path)
-    assert not list(tmp_path.iterdir())

@@ -44,11 +44,6 @@ def test_presets_have_their_known_sizes(preset, millions) -> None:
     assert num_parameters(PRESETS[preset]) / 1e6 == pytest.approx(millions, rel=0.01)
 
 
-def test_every_preset_has_its_size_in_the_test_above() -> None:
-    mark = test_presets_have_their_known_sizes.pytestmark[0]
-    assert {preset for preset, _ in mark.args[1]} == set(PRESETS)
-
-
 @pytest.mark.parametrize("config", VARIANTS, ids=lambda c: f"{c.family}-{c.qk_norm}")
 def test_flops_are_those_of_the_operations(config) -> None:
     """Norms and scales, which torch does not count, are all that may differ."""
@@ -67,13 +62,6 @@ def test_gpt2_small_has_the_literatures_flops() -> None:
 @pytest.mark.parametrize(("num_tokens", "padded"), [(1, 64), (256, 256), (257, 320), (50257, 50304)])
 def test_a_vocabulary_is_padded_to_a_multiple_of_64(num_tokens, padded) -> None:
     assert SMALL.with_vocab(num_tokens) == replace(SMALL, vocab_size=padded)
-
-
-def test_the_hidden_width_follows_the_width_unless_given() -> None:
-    assert SMALL.hidden_width == 4 * 48
-    assert replace(PRESETS["llama-130m"], width=1024, heads=16).hidden_width == 2736
-    assert PRESETS["llama-130m"].hidden_width == 2048
-    assert replace(SMALL, hidden=7).hidden_width == 7
 
 
 def test_math_attention_comes_with_the_plain_loss() -> None:
@@ -110,8 +98,3 @@ def test_math_attention_comes_with_the_plain_loss() -> None:
 def test_a_config_that_means_nothing_is_refused(changes, message) -> None:
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **changes)
-
-
-def test_a_vocabulary_of_no_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_tokens is 0"):
-        SMALL.with_vocab(0)

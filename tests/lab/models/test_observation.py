@@ -8,7 +8,6 @@ import torch
 from model_cases import FAMILIES, GPT2, sequences, spread
 
 from merit_lab.models import build
-from merit_lab.models.layers import Attention, rotary_table, rotate
 
 
 def materialised(query, key, scale) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,31 +42,6 @@ def test_a_models_observation_is_that_of_its_logits(family, autocast, monkeypatc
     torch.testing.assert_close(found.entropy, torch.stack([e for _, e in seen]).float(), rtol=1e-4, atol=1e-5)
     assert found.max_logits.min() > 0.5  # attention is far from uniform, and no two heads alike
     assert found.max_logits.unique().numel() == config.layers * config.heads
-
-
-def test_the_first_layers_logits_from_the_weights_alone() -> None:
-    """Nothing of the forward pass is used here: embedding, norm, projection, rotary, product."""
-    config = FAMILIES["llama-qk-norm"]
-    model = spread(config)
-    tokens, _ = sequences(config)
-    block = model.blocks[0]
-    assert isinstance(block.attention, Attention)
-    x = model.token_embedding.weight[tokens]
-    x = x * (x.square().mean(-1, keepdim=True) + config.norm_eps).rsqrt() * block.attention_norm.weight
-    heads = []
-    for projection, norm in (
-        (block.attention.query, block.attention.query_norm),
-        (block.attention.key, block.attention.key_norm),
-    ):
-        head = (x @ projection.weight.T).view(*tokens.shape, config.heads, config.head_width).transpose(1, 2)
-        head = head * (head.square().mean(-1, keepdim=True) + config.norm_eps).rsqrt() * norm.weight
-        heads.append(
-            rotate(head, rotary_table(config.context, config.head_width, config.rope_base, x.device))
-        )
-    expected, entropy = materialised(*heads, 1 / math.sqrt(config.head_width))
-    found = model(tokens, observe=True).attention
-    torch.testing.assert_close(found.max_logits[0], expected.float(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.entropy[0], entropy.float(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "math"])

@@ -51,17 +51,25 @@ class CurvatureConfig:
     """Lanczos steps, and so products, for each of them."""
     seed: int = 0
     """Determines the random vectors."""
+    micro_batch: int | None = None
+    """Sequences in one pass. None: found by trial on CUDA, 16384 tokens on a CPU."""
 
     def __post_init__(self) -> None:
         least = {"sequences": 1, "top": 0, "density_probes": 1, "density_steps": 1}
         for name, smallest in least.items():
             check_at_least(name, getattr(self, name), smallest)
+        if self.micro_batch is not None:
+            check_at_least("micro_batch", self.micro_batch, 1)
         if self.probes < 0 or self.probes == 1:
             raise ValueError(
                 f"probes is {self.probes}; it must be 0 for no trace, or at least 2 for its error"
             )
         if not 0 < self.tolerance < 1:
             raise ValueError(f"tolerance is {self.tolerance}; it must be between 0 and 1")
+
+
+_Method = Callable[[Hessian, CurvatureConfig], dict[str, Any]]
+"""Measures a part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +87,6 @@ def measure_curvature(
     *,
     step: int | None = None,
     data: Path | None = None,
-    micro_batch: int | None = None,
 ) -> Curvature:
     """Measure the parts that were not yet measured at a checkpoint with the same settings.
 
@@ -91,11 +98,8 @@ def measure_curvature(
         config: what to measure.
         step: of the checkpoint; None for the newest.
         data: the folder of the run's data, if it has moved.
-        micro_batch: sequences in one pass. None: found by trial on CUDA, 16384 tokens on a CPU.
     """
     config = config or CurvatureConfig()
-    if micro_batch is not None:
-        check_at_least("micro_batch", micro_batch, 1)
     snapshot = Snapshot.find(run, step)
     dataset = snapshot.open_data(data)
     sequences = snapshot.training_sequences(dataset, config.sequences)
@@ -107,7 +111,7 @@ def measure_curvature(
         @functools.cache
         def hessian() -> Hessian:
             model = snapshot.load_model(default_device(), twice=True)
-            size = micro_batch or choose_micro_batch(model, sequences)
+            size = config.micro_batch or choose_micro_batch(model, sequences)
             return Hessian(mean_loss(model, sequences, size), model.parameters(), advance)
 
         def part(name: str, settings: dict[str, Any], method: _Method) -> Part:
@@ -124,9 +128,6 @@ def measure_curvature(
         )
     found = {name: written.parts[name]["result"] for name in parts}
     return Curvature(path=written.path, step=snapshot.step, parts=found)
-
-
-_Method = Callable[[Hessian, CurvatureConfig], dict[str, Any]]
 
 
 def _parts(config: CurvatureConfig) -> dict[str, tuple[dict[str, Any], _Method]]:
@@ -198,8 +199,6 @@ class Arguments(AtCheckpoint):
     config: Annotated[CurvatureConfig, tyro.conf.arg(name="")] = CurvatureConfig()
     data: Path | None = None
     """The folder of the run's data, if it has moved."""
-    micro_batch: int | None = None
-    """Sequences in one pass. None: found by trial on CUDA, 16384 tokens on a CPU."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -209,11 +208,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _show(arguments: Arguments) -> None:
     curvature = measure_curvature(
-        arguments.run,
-        arguments.config,
-        step=arguments.checkpoint,
-        data=arguments.data,
-        micro_batch=arguments.micro_batch,
+        arguments.run, arguments.config, step=arguments.checkpoint, data=arguments.data
     )
     print_table(_table(curvature))
     print(f"\nThe results are in {curvature.path}")

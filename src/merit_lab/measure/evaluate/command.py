@@ -20,7 +20,7 @@ from merit_lab.measure.checkpoint import AtCheckpoint, Part, measure_missing, ru
 from merit_lab.measure.evaluate.sets import PAPER_SETS, SETS, check_local, expand
 from merit_lab.measure.evaluate.tokenizer import ExportedTokenizer, tokenizer_of
 from merit_lab.models import HuggingFaceConfig
-from merit_lab.models.huggingface import check_exportable, export_checkpoint
+from merit_lab.models.export import check_exportable, export_checkpoint
 from merit_lab.progress import WorkProgress
 from merit_lab.runs import environment
 from merit_lab.tables import Table, print_table

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from merit_lab.measure.evaluate.sets import SETS
-from merit_lab.models.quiet import quiet
+from merit_lab.models.transformers_config import quiet
 from merit_lab.progress import WorkProgress
 from merit_optim.spelling import nearest
 

@@ -40,7 +40,7 @@ def test_everything_is_measured_written_and_printed(run, capfd):
 
 
 def test_the_numbers_are_those_of_the_checkpoints_model_on_training_data(run):
-    curvature = measure_curvature(run, CurvatureConfig(sequences=5, top=0, probes=2), micro_batch=2)
+    curvature = measure_curvature(run, CurvatureConfig(sequences=5, top=0, probes=2, micro_batch=2))
     snapshot = Snapshot.find(run)
     model = snapshot.load_model(torch.device("cpu"), twice=True)
     assert model.config.attention == "math"

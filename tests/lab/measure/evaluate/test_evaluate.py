@@ -7,7 +7,7 @@ from run_cases import make_run
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed (extra eval)")
 
-from merit_lab.measure.evaluate import command, harness
+from merit_lab.measure.evaluate import harness
 from merit_lab.measure.evaluate.command import evaluate, main
 from merit_lab.measure.evaluate.sets import SETS
 from merit_lab.runs import Measurements
@@ -83,20 +83,6 @@ def test_what_was_done_before_a_failure_is_kept(evaluated, files, tmp_path, caps
     assert list(Measurements(run / "evaluate/step-00000010.json").parts) == ["wic"]
 
 
-@pytest.mark.usefixtures("evaluated")
-def test_the_record_says_what_it_follows_from(files, tmp_path) -> None:
-    run = make_run(tmp_path / "run")
-    evaluate(run.folder, ["boolq"], task_files=files, limit=7)
-    part = Measurements(run.folder / "evaluate/step-00000010.json").parts["boolq-first-7"]
-    settings = part["settings"]
-    assert settings["data"]["sha256"] == SETS["boolq"].rows(files)[1]
-    manifest = json.loads((run.checkpoints / "step-00000010" / "manifest.json").read_text())
-    assert settings["checkpoint"] == manifest["files"]
-    assert (settings["task"], settings["limit"]) == ("boolq", 7)
-    assert settings["lm_eval"] == part["environment"]["versions"]["lm-eval"]
-    assert part["result"]["acc"] == 1.0
-
-
 def test_the_command_shows_a_table(evaluated, files, tmp_path, capsys) -> None:
     run = make_run(tmp_path / "run").folder
     assert main([str(run), "--task-files", str(files), "--tasks", "fig5", "--limit", "4"]) == 0
@@ -148,11 +134,3 @@ def test_names_are_checked_before_anything_is_computed(evaluated, monkeypatch, t
     assert evaluated == [("piqa", None), ("copa", None)]
     with pytest.raises(OSError, match=r"copa could not be read .*no network for \['copa'\].*--task-files"):
         harness._load("copa", None, None, tmp_path)
-
-
-def test_a_missing_package_is_named_with_the_way_out(monkeypatch, tmp_path, capsys) -> None:
-    monkeypatch.setattr(command, "_PACKAGES", ("lm-eval-of-another-world",))
-    assert main([str(make_run(tmp_path / "run").folder)]) == 1
-    complaint = capsys.readouterr().err
-    assert "needs the package lm-eval-of-another-world" in complaint
-    assert "pip install 'merit-optim[eval]'" in complaint

@@ -159,20 +159,6 @@ def test_refusals(prepared, tmp_path) -> None:
         tokenizer_of(foreign, str(prepared / "tokenizer.json"))
 
 
-def test_a_foreign_tokenizer_begins_texts_with_its_newline(tmp_path) -> None:
-    import tokenizers
-
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "\n": 1}, unk_token="a"))
-    backend.save(str(tmp_path / "foreign.json"))
-    run = make_run(tmp_path / "run", tokenizer="unknown")
-    foreign = tokenizer_of(run, str(tmp_path / "foreign.json"))
-    assert foreign is not None
-    assert foreign.prefix == 1
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    with pytest.raises(ValueError, match=r"neither <\|endoftext\|> nor a newline"):
-        _ = ExportedTokenizer("foreign", backend).prefix
-
-
 def test_data_that_moved_or_changed(prepared, tmp_path) -> None:
     changed = bpe_run(tmp_path / "changed", prepared, fingerprint="another")
     with pytest.raises(ValueError, match="does not hold the data that the run was trained on"):

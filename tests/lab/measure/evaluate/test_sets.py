@@ -114,22 +114,13 @@ def test_wikitext_is_cut_into_articles_and_nothing_is_lost(task_files) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize(
-    "text", ["", "\n \n", "no JSON", "[" * 100_000, "[1, 2]", '{"label": "entailment"}', '{"text": null}']
+    "text", ["", "no JSON", "[" * 100_000, "[1, 2]", '{"label": "entailment"}', '{"text": null}']
 )
 def test_another_file_is_refused(rows_of, name, text) -> None:
     if name == "wikitext" and text.strip():
         return  # any text is an article
     with pytest.raises(ValueError, match=r"is not the file of this set as published by its authors \("):
         rows_of(name, text)
-
-
-def test_the_complaint_does_not_hold_the_file(tmp_path) -> None:
-    path = tmp_path / SETS["wikitext"].file
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"\xff" * 10_000)
-    with pytest.raises(ValueError, match=r"\(UnicodeDecodeError: 'utf-8' codec can't decode byte") as caught:
-        SETS["wikitext"].rows(tmp_path)
-    assert len(str(caught.value)) < 500
 
 
 def test_names() -> None:
