@@ -25,6 +25,7 @@ from merit_lab.study.state import is_done
 from merit_lab.study.trial import Trial, check_folders
 from merit_lab.study.trials import Trials
 from merit_lab.train.jobs import hand_out
+from merit_lab.train.loop import train
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.pool import Pool
 from merit_lab.train.start import check_run
@@ -108,7 +109,7 @@ def _one_by_one(
                 text = f"[{place} of {len(trials)}] {taken.folder.name} {verb}"
                 console.print(text, style="bold", markup=False, soft_wrap=True)
                 with contextlib.suppress(RunInUse):  # by another command than a study's
-                    pool.train(taken.config, taken.folder)
+                    train(taken.config, taken.folder, pool=pool)
         if taken is not None and ranks.first(partial(is_done, taken.folder)):
             ranks.first(conclude)
             continue

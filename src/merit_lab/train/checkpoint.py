@@ -82,7 +82,6 @@ def save(
             seconds=seconds,
             config=config,
             files=files,
-            groups=_group_numbers(optimizer),
             optimizers=packed,
         )
         ranks.first(lambda: _complete(partial, target, manifest))
@@ -97,7 +96,10 @@ def load(path: Path, module: nn.Module, optimizer: AnyOptimizer, ranks: Ranks) -
     """Read weights and optimizer state, written by any number of ranks. Every rank must call this."""
     manifest = read_manifest(path)
     if manifest.optimizers is None:
-        _load_made_state(path, module, optimizer, manifest, ranks)
+        assert isinstance(optimizer, Optimizer), "a pair's state is packed"
+        state = _MadeState(module, optimizer)
+        _read(path, state.tensors, ranks)
+        state.apply(module, optimizer)
     else:
         for part, packed in zip(parts_of(optimizer), manifest.optimizers, strict=True):
             tensors = packed_state.to_read_into(part, packed)
@@ -116,18 +118,6 @@ def load_weights(path: Path, module: nn.Module, ranks: Ranks) -> None:
     state = get_model_state_dict(module)
     _read(path, _model_tensors(module, state), ranks)
     set_model_state_dict(module, state)
-
-
-def _load_made_state(
-    path: Path, module: nn.Module, optimizer: AnyOptimizer, manifest: Manifest, ranks: Ranks
-) -> None:
-    """Let an optimizer create its state, and read into it."""
-    assert isinstance(optimizer, Optimizer), "a pair's state is packed"
-    state = _MadeState(module, optimizer)
-    _read(path, state.tensors, ranks)
-    state.apply(module, optimizer)
-    for group, saved in zip(optimizer.param_groups, manifest.groups, strict=True):
-        group.update({key: value for key, value in saved.items() if key in group})
 
 
 def _read(path: Path, tensors: dict[str, Any], ranks: Ranks) -> None:
@@ -156,14 +146,6 @@ def _trained_weights(optimizer: AnyOptimizer) -> list[tuple[str, torch.Tensor]]:
         for part in parts_of(optimizer)
         if has_modes(part)
         for name, weight in zip(packed_state.names_of(part), weights_of(part), strict=True)
-    ]
-
-
-def _group_numbers(optimizer: AnyOptimizer) -> list[dict[str, float]]:
-    """Return the numeric options of each group, except the learning rate, which follows from the step."""
-    return [
-        {key: value for key, value in group.items() if type(value) in (int, float) and key != "lr"}
-        for group in optimizer.param_groups
     ]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,6 @@ class Manifest:
     """Fingerprint of the configuration."""
     files: dict[str, str]
     """The sha256 of each file."""
-    groups: list[dict[str, int | float]] = field(default_factory=list)
-    """Numbers in the optimizer's parameter groups, where some optimizers keep counters."""
     optimizers: list[dict[str, Any]] | None = None
     """Structure of the state of external optimizers; None if the state consists of tensors and numbers."""
 
@@ -126,10 +124,6 @@ def _written(values: dict[str, Any]) -> bytes:
 def shards_in(path: Path) -> set[str]:
     """Return the files of a checkpoint that torch reads tensors from."""
     return {file.name for file in path.iterdir() if file.name.endswith(_SHARD)}
-
-
-def step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
 
 
 def steps_of(folder: Path) -> list[int]:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from merit_lab.runs import OVER, Run, RunInUse, holds_run
 from merit_lab.train.config import TrainConfig
+from merit_lab.train.loop import train
 from merit_lab.train.pool import Pool
 from merit_lab.train.signals import Interrupted, StopRequest, listening
 
@@ -65,7 +66,7 @@ def carry_out(pool: Pool, folder: Path, config: TrainConfig) -> Done:
     try:
         if holds_run(folder) and (status := Run.open(folder).status) in (*OVER, "running"):
             return Done(folder, "in use" if status == "running" else status)
-        return Done(folder, pool.train(config, folder).status)
+        return Done(folder, train(config, folder, pool=pool).status)
     except RunInUse:  # another process has just taken it
         return Done(folder, "in use")
     except Interrupted:

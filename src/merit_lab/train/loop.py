@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,12 @@ from merit_lab.models.base import Observe
 from merit_lab.runs import NotWritten, Run
 from merit_lab.train import checkpoint
 from merit_lab.train.config import TrainConfig, interval
-from merit_lab.train.kept import Kept
 from merit_lab.train.optimizer import create_optimizer, describe, update_curvature, update_recorded
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.passes import MicroBatch, Passes, validation_loss
+from merit_lab.train.pool import Pool
 from merit_lab.train.reports import (
     Ended,
-    HostCopies,
     Moment,
     Reporter,
     Speedometer,
@@ -39,10 +40,7 @@ from merit_lab.train.reports import (
 from merit_lab.train.signals import Interrupted, StopRequest, listening
 from merit_lab.train.start import Resume, Start, Starting, wait_for_previous_process
 from merit_lab.train.steps import (
-    Closure,
-    clip,
     gradient_norms,
-    has_modes,
     seed_from,
     take_step,
     weight_norm,
@@ -51,7 +49,7 @@ from merit_lab.train.steps import (
 
 
 def train(
-    config: TrainConfig | None, folder: Path | str, *, resume: Resume = False, kept: Kept | None = None
+    config: TrainConfig | None, folder: Path | str, *, resume: Resume | None = None, pool: Pool | None = None
 ) -> Run:
     """Train a model; under torchrun, together with the other ranks.
 
@@ -63,31 +61,39 @@ def train(
             None the run is trusted: an optimizer that it names as MODULE:CLASS is imported.
         folder: the run directory.
         resume: resume the run in ``folder``. "auto" starts it if there is none, and leaves a finished or
-            diverged run unchanged.
-        kept: models and data that the runs of this process share; see ``Pool``.
+            diverged run unchanged. None: "auto" in a pool, False alone.
+        pool: what the run shares with others of this process.
     """
-    folder = Path(folder)
-    ranks, kept = Ranks.join(), kept or Kept()
+    folder, ranks = Path(folder), Ranks.join()
+    resume = (False if pool is None else "auto") if resume is None else resume
+    pool = pool or Pool(is_shared=False)
+    config = config and pool.adapt(config, ranks)
     if resume == "auto":  # before signals are handled: one must still end the process at once
         ranks.first(lambda: wait_for_previous_process(folder))
-    with contextlib.ExitStack() as held, listening() as stop:
-        starting = Starting(ranks, kept.open, held)
-        start = ranks.first(lambda: starting.start(config, folder, resume))
-        if start.event != "over":
-            with reporting(start, ranks) as reporter, contextlib.suppress(Ended):
-                reporter.event(start.step, start.event, start.message)
-                Trainer(start, ranks, reporter, stop, kept).run()
-            if start.config.checkpoint.keep == 0 and ranks.is_first:  # the journal is closed: it says the end
-                shutil.rmtree(start.run.checkpoints, ignore_errors=True)
-        elif ranks.is_first:
-            print(start.message, file=sys.stderr)
-    return start.run
+    try:
+        with contextlib.ExitStack() as held, listening() as stop:
+            starting = Starting(ranks, pool.open, held)
+            start = ranks.first(lambda: starting.start(config, folder, resume))
+            if start.event != "over":
+                with reporting(start, ranks) as reporter, contextlib.suppress(Ended):
+                    reporter.event(start.step, start.event, start.message)
+                    Trainer(start, ranks, reporter, stop, pool).run()
+                if start.config.checkpoint.keep == 0 and ranks.is_first:  # the journal, closed, says the end
+                    shutil.rmtree(start.run.checkpoints, ignore_errors=True)
+            elif ranks.is_first:
+                print(start.message, file=sys.stderr)
+        return start.run
+    except BaseException:  # nobody knows the state of what a failed run has used
+        pool.clear()
+        raise
+    finally:
+        gc.collect()  # the memory of this run's optimizer is for that of the next
 
 
 class Trainer:
     """The loop over steps and its state; every rank has one."""
 
-    def __init__(self, start: Start, ranks: Ranks, reporter: Reporter, stop: StopRequest, kept: Kept) -> None:
+    def __init__(self, start: Start, ranks: Ranks, reporter: Reporter, stop: StopRequest, pool: Pool) -> None:
         self.config = config = start.config
         self.checkpoints, self.validations = start.run.checkpoints, partial(start.run.metrics, "validation")
         self.ranks, self.reporter, self.stop = ranks, reporter, stop
@@ -96,7 +102,7 @@ class Trainer:
         self.tokens_per_step = config.batch * config.model.context
         self.is_at_target = False
 
-        model, self.module, self.micro_batch, self.is_compiled, is_bf16 = kept.prepare(config, ranks)
+        model, self.module, self.micro_batch, self.is_compiled, is_bf16 = pool.prepare(config, ranks)
         self.optimizer = create_optimizer(config, model)
         # Groups may have different learning rates, as Muon's embeddings do; the schedule scales all of them.
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
@@ -106,16 +112,15 @@ class Trainer:
         named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self.names, self.parameters = list(named), list(named.values())
 
-        dataset, context = kept.open(config.data), config.model.context
+        dataset, context = pool.open(config.data), config.model.context
         self.batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed)
-        self.keeps_tokens = kept.tokens_on_device
+        self.keeps_tokens = pool.is_shared
         if config.measure.validation_every:
             sequences = validation_sequences(dataset.validation, context, config.measure.validation_sequences)
             self.validation_sequences = torch.from_numpy(sequences).to(ranks.device)
         begin, end = ranks.rows(config.batch)
         self.rows = [(row, min(row + self.micro_batch, end)) for row in range(begin, end, self.micro_batch)]
         self.passes = Passes(self.module, self.rows, ranks, bf16=is_bf16)
-        self.batch: list[MicroBatch] = []
         self.observe_every = self._observe_every()
 
         seconds = start.checkpoint[1].seconds if start.checkpoint else 0.0
@@ -174,15 +179,15 @@ class Trainer:
             self.check_gradients()
         norms = gradient_norms(self.parameters, self.ranks)
         weights = weight_norm(self.parameters, self.ranks)
-        closure = Closure(loss, self.parameters, again=self.compute_again)
         with update_recorded(
             self.optimizer, self.is_observed(self.config.measure.update_every)
         ) as statistics:
             optimizer_began = Moment(self.ranks.device)
-            take_step(self.optimizer, self.config, norms, self.parameters, closure, self.step)
+            take_step(self.optimizer, self.config, norms, self.parameters, loss, self.step)
             optimizer_ended = Moment(self.ranks.device)
         self.optimizer.zero_grad()
-        tensors = HostCopies({"loss": loss, "norms": norms, "weight_norm": weights, **attention})
+        numbers = {"loss": loss, "norms": norms, "weight_norm": weights, **attention}
+        tensors = {name: tensor.to("cpu", non_blocking=True) for name, tensor in numbers.items()}
         self.last_step_ended = Moment(self.ranks.device)
         return StepNumbers(
             step=self.step,
@@ -211,45 +216,15 @@ class Trainer:
         return chosen.rate(self.step, self.steps, peak)
 
     def accumulate_gradients(self, micro_batches: Iterator[MicroBatch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Add the gradients of the next batch and keep it; return the loss and the attention statistics."""
-        self.batch = [next(micro_batches)]
-        self.seed_dropout()
+        """Add the gradients of the next batch; return the loss and the attention statistics."""
+        first = next(micro_batches)
+        seed_from("dropout", self.config.seed, self.step, self.ranks.rank)
         with self.passes.autocast():
-            inputs, _ = self.batch[0]
-            update_curvature(self.optimizer, self.module, inputs, self.config, self.ranks, self.step)
+            update_curvature(self.optimizer, self.module, first[0], self.config, self.ranks, self.step)
         observe: Observe = "max" if self.is_observed(self.observe_every) else False
         if self.is_observed(self.config.measure.entropy_every):
             observe = True
-        if not (observe and has_modes(self.optimizer)):
-            return self.passes.gradients(self._kept(micro_batches), observe)
-        loss, _ = self.passes.gradients(self._kept(micro_batches))
-        with weights_to_use(self.optimizer, self.module):
-            return loss, self.passes.attention(self.batch, observe)
-
-    def _kept(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of a step and keep them; the first is already in ``self.batch``."""
-        yield self.batch[0]
-        for _ in self.rows[1:]:
-            self.batch.append(next(micro_batches))
-            yield self.batch[-1]
-
-    def compute_again(self) -> Tensor:
-        """Recompute the loss and the clipped gradients of the batch at weights that an optimizer tries."""
-        if self.config.nonfinite == "skip":
-            raise ValueError(
-                "nonfinite is 'skip', but the optimizer recomputes the loss within its step, where a step "
-                "cannot be skipped; use --nonfinite stop"
-            )
-        self.optimizer.zero_grad()
-        self.seed_dropout()
-        with torch.enable_grad():
-            loss, _ = self.passes.gradients(self.batch)
-        clip(gradient_norms(self.parameters, self.ranks), self.parameters, self.config)
-        return loss
-
-    def seed_dropout(self) -> None:
-        """Seed the model's random numbers from seed, step and rank."""
-        seed_from("dropout", self.config.seed, self.step, self.ranks.rank)
+        return self.passes.gradients(chain([first], islice(micro_batches, len(self.rows) - 1)), observe)
 
     def micro_batches(self) -> contextlib.AbstractContextManager[Iterator[MicroBatch]]:
         """Return this rank's micro-batches, from the current step on; from tokens on the device, if kept."""
@@ -293,8 +268,7 @@ class Trainer:
         if (every := self.config.measure.attention_every) is not None:
             return every
         is_free = self.config.model.gives_largest_logits(self.ranks.device, compiled=self.is_compiled)
-        often = 1 if is_free and not has_modes(self.optimizer) else 25
-        return interval(often, self.steps)
+        return interval(1 if is_free else 25, self.steps)
 
     # --- checkpoints -------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from merit_lab.models import Model, build
 from merit_lab.train.config import TrainConfig
-from merit_lab.train.optimizer_names import check_needs, class_of, construct, is_external
+from merit_lab.train.optimizer_names import class_of, construct, is_external
 from merit_lab.train.optimizer_options import check_known, check_used, fitted_options, takes
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.steps import AnyOptimizer, OptimizerPair, parts_of
@@ -71,7 +71,6 @@ class _Spec:
     def create(self, config: TrainConfig, model: Model, kinds: Collection[Kind]) -> Optimizer:
         """Return the optimizer for the weights of these kinds."""
         cls, is_ours = self._class()
-        check_needs(cls)
         check_known(cls, self.user, self.field)
         user = self.user if is_ours else fitted_options(cls, self.user, self.field)
         options = {"lr": self.lr, **self.fixed, **user}

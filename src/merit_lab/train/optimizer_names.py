@@ -16,16 +16,6 @@ if TYPE_CHECKING:
 _SHORT_NAMES = {"torch": "torch.optim", "pytorch-optimizer": "pytorch_optimizer"}
 
 
-# Classes that can be constructed but cannot step the lab's models: what they need, and an alternative.
-_NEEDS = {
-    "SparseAdam": (
-        "sparse gradients, as from nn.Embedding(sparse=True), but the gradients of this model are dense",
-        "torch:Adam",
-    ),
-    "LoRARite": ("pairs of LoRA factors, but this model has whole matrices", "pytorch-optimizer:SOAP"),
-}
-
-
 def is_external(name: str) -> bool:
     """Whether a name means an external class, as in "my_package.optimizers:Mine"."""
     return ":" in name
@@ -85,13 +75,6 @@ def load_class(name: str) -> type[Optimizer]:
 def is_from_library(cls: type) -> bool:
     """Whether a class is from torch or pytorch_optimizer."""
     return cls.__module__.startswith(tuple(f"{module}." for module in _SHORT_NAMES.values()))
-
-
-def check_needs(cls: Callable[..., Any]) -> None:
-    """Raise ValueError if a class is known to need what the lab's models do not have."""
-    if isinstance(cls, type) and is_from_library(cls) and cls.__name__ in _NEEDS:
-        needs, instead = _NEEDS[cls.__name__]
-        raise ValueError(f"{cls.__name__} needs {needs}; choose another, such as {instead}")
 
 
 def _by_lower_case(module: ModuleType) -> dict[str, type[Optimizer]]:

@@ -50,14 +50,6 @@ class Passes:
             seen.append((output.attention, share))
         return self._ranks.sum(loss) / self._ranks.size, self._over_all(seen)
 
-    @torch.no_grad()
-    def attention(self, batch: Iterable[MicroBatch], observe: Observe) -> dict[str, Tensor]:
-        """Return the attention statistics of a batch."""
-        seen: list[tuple[AttentionObservation | None, float]] = []
-        for (inputs, targets), share in zip(batch, self._shares, strict=True):
-            seen.append((self._forward(inputs, targets, observe).attention, share))
-        return self._over_all(seen)
-
     def _over_all(self, seen: list[tuple[AttentionObservation | None, float]]) -> dict[str, Tensor]:
         """Return the attention statistics of the global batch; each micro-batch has a share of it."""
         observed = [(one, share) for one, share in seen if one is not None]

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from merit_lab.models import AnyModelConfig, flops_per_token
-from merit_lab.runs import BEGINNING, Journal, Mark
+from merit_lab.progress import WorkProgress
+from merit_lab.runs import BEGINNING, Journal, Mark, keep_nan
 from merit_lab.train.config import NonFinite
-from merit_lab.train.display import Display
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.start import Start
 
@@ -41,16 +41,27 @@ _PEAK_FLOPS = {
 
 
 class Reporter:
-    """Records measurements and shows them."""
+    """Records measurements and shows them: how far a run is in one line, validations and events in lines."""
 
-    def __init__(self, journal: Journal | None, display: Display | None) -> None:
-        self._journal, self._display = journal, display
+    def __init__(self, journal: Journal | None = None, progress: WorkProgress | None = None) -> None:
+        self._journal, self._progress = journal, progress
+        self._largest_logit = ""
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Report one measurement; record/metrics.py lists the kinds."""
-        if self._journal is not None and self._display is not None:
-            self._journal.write(kind, step, **values)
-            self._display.show(kind, step, values)
+        """Report one measurement; runs/metrics.py lists the kinds."""
+        if self._journal is None or self._progress is None:
+            return
+        self._journal.write(kind, step, **values)
+        if kind == "event":
+            self._progress.say(f"step {step}: {values['message']}")
+        elif kind == "validation":
+            self._progress.say(f"step {step}: validation loss {values['loss']:.4f}")
+        elif kind == "attention":
+            heads = [head for layer in values["max_logits"] for head in layer]
+            self._largest_logit = f", logit {keep_nan(max, heads):.1f}"
+        elif kind == "train":
+            speed = f"{values['tokens_per_second']:,.0f} tokens/s"
+            self._progress.update(step, f"loss {values['loss']:.4f}{self._largest_logit}, {speed}")
 
     def event(self, step: int, what: str, message: str) -> None:
         """Report an event."""
@@ -64,25 +75,23 @@ class Reporter:
 
 @contextlib.contextmanager
 def reporting(start: Start, ranks: Ranks) -> Iterator[Reporter]:
-    """Open the reporter of a run that starts or resumes."""
+    """Open the reporter of a run that starts or resumes; that of other ranks than the first does nothing."""
     with contextlib.ExitStack() as stack:
 
         def open_journal() -> None:
-            _, manifest = start.checkpoint or (None, None)
-            journal = Journal(
-                start.run,
-                mark=manifest.metrics if manifest else BEGINNING,
-                step=start.step + 1,
-                wandb=start.config.measure.wandb,
-            )
-            stack.enter_context(journal)
-            assert start.config.steps is not None
-            display = stack.enter_context(Display(start.config.steps, start.step))
-            opened.append(Reporter(journal, display))
+            mark = start.checkpoint[1].metrics if start.checkpoint else BEGINNING
+            journal = Journal(start.run, mark=mark, step=start.step + 1, wandb=start.config.measure.wandb)
+            opened.append(stack.enter_context(journal))
 
-        opened: list[Reporter] = []
+        opened: list[Journal] = []
         ranks.first(open_journal)
-        yield opened[0] if opened else Reporter(None, None)
+        if not opened:
+            yield Reporter()
+            return
+        progress = WorkProgress()
+        with progress.piece("training", start.config.steps, "steps"):
+            progress.update(start.step)
+            yield Reporter(opened[0], progress)
 
 
 def peak_flops(device_name: str) -> float | None:
@@ -100,11 +109,21 @@ class Moment:
             self._event = torch.cuda.Event(enable_timing=True)
             self._event.record()
 
+    @property
+    def is_past(self) -> bool:
+        """Whether the device has reached it."""
+        return self._event is None or self._event.query()
+
+    def wait(self) -> None:
+        """Wait until the device has reached it."""
+        if self._event is not None:
+            self._event.synchronize()
+
     def since(self, earlier: Moment) -> float:
         """Return the seconds since an earlier moment; waits until the device has reached this one."""
         if self._event is None or earlier._event is None:
             return self._seconds - earlier._seconds
-        self._event.synchronize()
+        self.wait()
         return float(earlier._event.elapsed_time(self._event)) / 1e3
 
 
@@ -141,35 +160,16 @@ class Speedometer:
         }
 
 
-class HostCopies:
-    """Tensors that are being copied to the host."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._copies = {name: tensor.to("cpu", non_blocking=True) for name, tensor in tensors.items()}
-        self._arrived: torch.cuda.Event | None = None
-        if any(tensor.is_cuda for tensor in tensors.values()):
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
-
-    @property
-    def are_here(self) -> bool:
-        """Whether reading them now does not wait; always on a CPU, where they need no copy."""
-        return self._arrived is None or self._arrived.query()
-
-    def read(self) -> dict[str, Tensor]:
-        """Wait until the copies are complete and return them."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._copies
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepNumbers:
-    """The measurements of a step; ``step`` steps were done before it."""
+    """The measurements of a step; ``step`` steps were done before it.
+
+    The tensors are on their way to the host; when the device has reached the end of the step, they are there.
+    """
 
     step: int
     lr: float
-    tensors: HostCopies
+    tensors: dict[str, Tensor]
     began: Moment
     optimizer_began: Moment
     optimizer_ended: Moment
@@ -209,7 +209,7 @@ class StepReports:
     def add(self, numbers: StepNumbers) -> None:
         """Report the steps whose numbers have arrived; on a CPU also this one."""
         self._waiting.append(numbers)
-        while self._waiting and (self._waiting[0].tensors.are_here or len(self._waiting) > _MOST_WAITING):
+        while self._waiting and (self._waiting[0].ended.is_past or len(self._waiting) > _MOST_WAITING):
             self._report_step(self._waiting.popleft())
 
     def finish(self) -> None:
@@ -219,7 +219,8 @@ class StepReports:
 
     def _report_step(self, numbers: StepNumbers) -> None:
         """Read and report the numbers of one step; handle them if they are not finite."""
-        read, done = numbers.tensors.read(), numbers.step + 1
+        numbers.ended.wait()
+        read, done = numbers.tensors, numbers.step + 1
         if "max_logits" in read:
             entropy = read["entropy"].tolist() if "entropy" in read else None
             logits = read["max_logits"].tolist()

@@ -1,4 +1,4 @@
-"""Steps of any optimizer: its loss as a closure, clipping, a second optimizer, and weights to evaluate."""
+"""Steps of any optimizer: clipping, its loss, a second optimizer, and weights to evaluate."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import contextlib
 import hashlib
 import inspect
 import random
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,25 +26,6 @@ from merit_optim.optim.torch_private import foreach_mul_, version_of
 _COMPLAINTS = (RuntimeError, TypeError, AttributeError, LookupError, AssertionError)
 
 
-class Closure:
-    """The loss, which an optimizer may call for within its step.
-
-    The loss and its gradients are known when a step begins. Once the optimizer has changed weights or
-    gradients, ``again`` repeats the forward and backward passes.
-    """
-
-    def __init__(self, loss: Tensor, weights: Sequence[Tensor], again: Callable[[], Tensor]) -> None:
-        self._loss, self._weights, self._again = loss, weights, again
-        self._versions = [version_of(weight) for weight in weights]
-
-    def __call__(self) -> Tensor:
-        unchanged = all(
-            weight.grad is not None and version_of(weight) == version
-            for weight, version in zip(self._weights, self._versions, strict=True)
-        )
-        return self._loss if unchanged else self._again()
-
-
 class OptimizerPair:
     """Two optimizers with the interface of one: the first has the hidden matrices, the other the rest."""
 
@@ -56,19 +36,6 @@ class OptimizerPair:
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups of both optimizers, those of the first one first."""
         return [group for part in self.parts for group in part.param_groups]
-
-    def step(self, closure: Callable[[], Tensor]) -> None:
-        """Step both with the loss at the current weights; neither may recompute it at others."""
-
-        def refuse(part: Optimizer) -> Tensor:
-            raise ValueError(
-                f"{type(part).__name__} recomputes the loss within its step, at other weights; that is not "
-                "supported with a second optimizer. Use it alone, without optimizer.rest"
-            )
-
-        loss = closure()
-        for part in self.parts:
-            _step_with_loss(part, Closure(loss, weights_of(part), again=partial(refuse, part)))
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -94,7 +61,7 @@ def take_step(
     config: TrainConfig,
     norms: Tensor,
     parameters: Sequence[Tensor],
-    closure: Callable[[], Tensor],
+    loss: Tensor,
     step: int,
 ) -> None:
     """Take a step; clip gradients and skip non-finite steps as configured.
@@ -108,16 +75,24 @@ def take_step(
         return
     clip(norms, parameters, config)
     seed_from("optimizer", config.seed, step)  # without the rank: all ranks draw the same numbers
-    if isinstance(optimizer, OptimizerPair):
-        optimizer.step(closure)
-    else:
-        _step_with_loss(optimizer, closure)
+    for part in parts_of(optimizer):
+        _step_with_loss(part, loss)
 
 
-def _step_with_loss(optimizer: Optimizer, closure: Callable[[], Tensor]) -> None:
-    """Take a step, with the closure if the optimizer accepts one. Explain known limitations in the error."""
+def _step_with_loss(optimizer: Optimizer, loss: Tensor) -> None:
+    """Take a step; an optimizer may call for the loss. Explain known limitations in the error."""
+    name, weights = type(optimizer).__name__, weights_of(optimizer)
+    before = [version_of(weight) for weight in weights]
+
+    def closure() -> Tensor:
+        if before != [version_of(weight) for weight in weights]:
+            raise ValueError(
+                f"{name} recomputes the loss within its step, at other weights; that is not supported. "
+                "Choose an optimizer that takes one gradient a step"
+            )
+        return loss
+
     arguments: list[Any] = [closure] if "closure" in inspect.signature(optimizer.step).parameters else []
-    name = type(optimizer).__name__
     try:
         optimizer.step(*arguments)
     except Exception as error:
@@ -126,7 +101,7 @@ def _step_with_loss(optimizer: Optimizer, closure: Callable[[], Tensor]) -> None
                 f"{name} differentiates the gradients, which needs backward(create_graph=True); that is not "
                 "supported. Choose an optimizer without second derivatives; for Sophia, use sophiag"
             ) from error
-        if any(isinstance(weight, DTensor) for weight in weights_of(optimizer)):
+        if any(isinstance(weight, DTensor) for weight in weights):
             raise ValueError(
                 f"{name} could not step sharded weights ({type(error).__name__}: {error}); use --parallel ddp"
             ) from error

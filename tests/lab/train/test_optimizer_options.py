@@ -50,8 +50,6 @@ def test_an_option_that_the_class_does_not_take_is_refused_before_training(
     [
         ("pytorch-optimizer:AliG", "has no lr in its parameter groups"),
         ("pytorch-optimizer:LOMO", "refuses its arguments, parameter groups and lr"),
-        ("torch:SparseAdam", "SparseAdam needs sparse gradients.*choose another, such as torch:Adam"),
-        ("pytorch-optimizer:LoRARite", "LoRARite needs pairs of LoRA factors"),
         ("pytorch-optimizer:Lookahead", "could not be made with parameter groups and lr|refuses"),
     ],
 )

@@ -40,7 +40,7 @@ def trials(changed, **common):
 def test_runs_of_a_pool_have_the_bits_of_runs_alone(is_compiled, changed, tmp_path, measured):
     pool = Pool()
     for number, config in enumerate(trials(changed, compile=is_compiled)):
-        together = pool.train(config, tmp_path / f"pool{number}")
+        together = train(config, tmp_path / f"pool{number}", pool=pool)
         alone = train(as_in_pool(config), tmp_path / f"alone{number}")
         assert measured(together) == measured(alone)
 
@@ -54,7 +54,7 @@ def test_one_graph_trains_and_one_evaluates(changed, tmp_path):
         changed, compile=True, micro_batch=4, **unobserved, **{"measure.validation_sequences": 6}
     )
     for number, config in enumerate(configs * 3):
-        run = pool.train(config, tmp_path / str(number))
+        run = train(config, tmp_path / str(number), pool=pool)
         assert not run.metrics("attention")
     assert counters["stats"]["unique_graphs"] == 2
 
@@ -64,7 +64,7 @@ def test_more_shapes_than_torch_compiles_are_all_compiled(changed, tmp_path):
     pool, graphs = Pool(), []
     for number in range(10):
         shape = {"model.width": 16 + 2 * number, "steps": 1, "compile": True}
-        pool.train(changed(**shape), tmp_path / str(number))
+        train(changed(**shape), tmp_path / str(number), pool=pool)
         graphs.append(counters["stats"]["unique_graphs"])
     assert all(later > earlier for earlier, later in pairwise(graphs))
 
@@ -74,8 +74,10 @@ def test_a_run_after_one_that_failed(changed, tmp_path, measured, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("merit_lab.train.loop.take_step", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            pool.train(changed(), tmp_path / "failed")
-    assert measured(pool.train(config, tmp_path / "pool")) == measured(train(config, tmp_path / "alone"))
+            train(changed(), tmp_path / "failed", pool=pool)
+    assert measured(train(config, tmp_path / "pool", pool=pool)) == measured(
+        train(config, tmp_path / "alone")
+    )
 
 
 def test_a_model_with_hooks_of_an_optimizer_is_not_reused(changed, tmp_path, measured, monkeypatch):
@@ -92,20 +94,22 @@ def test_a_model_with_hooks_of_an_optimizer_is_not_reused(changed, tmp_path, mea
     pool, config = Pool(), changed(**{"optimizer.name": "torch:SGD", "optimizer.lr": 0.1})
     with monkeypatch.context() as patched:
         patched.setattr(torch.optim, "SGD", Hooked)
-        pool.train(config, tmp_path / "hooked")
-    assert measured(pool.train(config, tmp_path / "pool")) == measured(train(config, tmp_path / "alone"))
+        train(config, tmp_path / "hooked", pool=pool)
+    assert measured(train(config, tmp_path / "pool", pool=pool)) == measured(
+        train(config, tmp_path / "alone")
+    )
 
 
 def test_a_pool_resumes_and_leaves_what_is_over(changed, tmp_path):
     config, pool = changed(), Pool()
-    first = pool.train(config, tmp_path / "run")
+    first = train(config, tmp_path / "run", pool=pool)
     written = first.metrics_path.read_bytes()
-    assert pool.train(config, tmp_path / "run").status == "finished"
+    assert train(config, tmp_path / "run", pool=pool).status == "finished"
     assert first.metrics_path.read_bytes() == written
 
 
 def test_no_checkpoint_is_left_if_none_is_kept(changed, tmp_path):
-    run = Pool().train(changed(**{"checkpoint.keep": 0}), tmp_path / "run")
+    run = train(changed(**{"checkpoint.keep": 0}), tmp_path / "run", pool=Pool())
     assert run.status == "finished"
     assert not run.checkpoints.exists()
     assert train(None, run.folder, resume=True).status == "finished"
@@ -119,5 +123,8 @@ def test_models_of_transformers_are_trained_alone(changed, tmp_path, capfd):
     config = changed(model=HuggingFaceConfig(settings={"model_type": "gpt2", **sizes}, context=32), steps=2)
     pool = Pool()
     for seed in range(2):
-        assert pool.train(dataclasses.replace(config, seed=seed), tmp_path / str(seed)).status == "finished"
+        assert (
+            train(dataclasses.replace(config, seed=seed), tmp_path / str(seed), pool=pool).status
+            == "finished"
+        )
     assert capfd.readouterr().err.count("cannot be reused") == 1

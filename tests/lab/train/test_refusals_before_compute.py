@@ -6,13 +6,12 @@ import shutil
 import sys
 import time
 
-import numpy as np
 import pytest
 import torch
 
 from merit_lab.data import Dataset
 from merit_lab.runs import RunInUse, lock
-from merit_lab.train import kept, start, train
+from merit_lab.train import pool, start, train
 from merit_lab.train.command import main
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.start import Starting
@@ -23,7 +22,7 @@ def refused(monkeypatch, tmp_path):
     """Check that training is refused before a model is built, and leaves nothing behind."""
 
     def refuse(config, match):
-        monkeypatch.setattr(kept, "build", lambda _: pytest.fail("a model was built"))
+        monkeypatch.setattr(pool, "build", lambda _: pytest.fail("a model was built"))
         with pytest.raises((ValueError, ModuleNotFoundError), match=match):
             train(config, tmp_path / "run")
         assert not (tmp_path / "run").exists()
@@ -50,12 +49,6 @@ def test_a_truncated_file(refused, changed, copied_data):
     refused(changed(data=copied_data), r"train\.bin.*truncated")
 
 
-def test_a_foreign_file(refused, changed, copied_data):
-    np.save(copied_data / "val", np.arange(10_000, dtype=np.uint16))
-    (copied_data / "val.npy").rename(copied_data / "val.bin")
-    refused(changed(data=copied_data), r"val\.bin.*numpy\.save")
-
-
 def test_a_token_beyond_the_vocabulary(refused, changed, copied_data):
     with (copied_data / "val.bin").open("r+b") as file:
         file.seek(2 * 77)
@@ -63,15 +56,10 @@ def test_a_token_beyond_the_vocabulary(refused, changed, copied_data):
     refused(changed(data=copied_data), r"val\.bin: token 77 is 256, but the vocabulary has 256 entries")
 
 
-@pytest.mark.parametrize(("size", "match"), [(0, "is empty"), (20, "one sequence of context 32 needs 33")])
-def test_no_validation_text(size, match, refused, changed, copied_data):
+def test_no_validation_text(refused, changed, copied_data):
     path = copied_data / "val.bin"
-    path.write_bytes(path.read_bytes()[:size])
-    refused(changed(data=copied_data), rf"val\.bin.*{match}")
-
-
-def test_no_data(refused, changed, tmp_path):
-    refused(changed(data=tmp_path / "nowhere"), "no folder .*nowhere")
+    path.write_bytes(path.read_bytes()[:20])
+    refused(changed(data=copied_data), r"val\.bin.*one sequence of context 32 needs 33")
 
 
 def test_no_learning_rate(refused, changed):
@@ -112,54 +100,25 @@ def test_a_folder_that_holds_a_run(toy, tmp_path):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"format": 2}, "format 2"),
-        ({"batchh": 1}, "batchh, which does not exist; the nearest is batch"),
-        ({"model": {"widht": 1}}, r"model\.widht.*model\.width"),
-        ({"steps": 1e9}, "has 1000000000.0 as steps"),
-        ({"data": None}, "has None as data"),
-        ({"model": []}, r"has \[\] as model; it must be an object"),
-        ({"model": {"width": "wide"}}, r"has 'wide' as model\.width"),
-        ({"optimizer": {"lr": 10**400}}, r"as optimizer\.lr"),
-        (
-            {"optimizer": {"betas": [0.9]}},
-            r"has \[0\.9\] as optimizer\.betas",
-        ),
-        (
-            {"optimizer": {"without": "clip"}},
-            r"has 'clip' as optimizer\.without",
-        ),
-        ({"checkpoint": None}, "has None as checkpoint; it must be an object"),
+        ({"batchh": 1}, "there is no batchh; the nearest is batch"),
+        ({"steps": 1e9}, "steps is 1000000000.0; it must be a whole number"),
+        ({"optimizer": {"lr": 10**400}}, r"config\.json is not the JSON that was written .*64 bits"),
+        ({"model": {"width": "wide"}}, r"model\.width is 'wide'"),
+        ({"data": None}, "data is None; it must be a string"),
     ],
 )
-def test_a_configuration_of_another_version_or_that_was_changed(change, match, began, monkeypatch):
-    run = began
-    path = run.folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    monkeypatch.setattr(kept, "build", lambda _: pytest.fail("a model was built"))
-    with pytest.raises(ValueError, match=match):
-        train(None, run.folder, resume=True)
-
-
-def test_a_configuration_without_its_data(began):
+def test_a_configuration_that_was_changed(change, match, began, monkeypatch):
     path = began.folder / "config.json"
-    path.write_text(json.dumps({"format": 1}))
-    with pytest.raises(ValueError, match="the configuration has no data, which it needs"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    monkeypatch.setattr(pool, "build", lambda _: pytest.fail("a model was built"))
+    with pytest.raises(ValueError, match=match):
         train(None, began.folder, resume=True)
 
 
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"data": None}, "has None as data; it must be an object"),
-        ({"data": {}}, "does not say which data the run started with"),
-        ({"versions": [1]}, r"has \[1\] as versions"),
-        ({"device": "cpu"}, "has 'cpu' as device"),
-    ],
-)
-def test_an_environment_that_was_changed(change, match, began):
+def test_an_environment_without_its_data(began):
     path = began.folder / "environment.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(ValueError, match=rf"environment\.json {match}"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "data": {}}))
+    with pytest.raises(ValueError, match=r"environment\.json does not say which data the run started with"):
         train(None, began.folder, resume=True)
 
 
@@ -170,9 +129,7 @@ def test_an_environment_that_was_changed(change, match, began):
             {"model.width": 2**26},
             "parameters .* need at least 805,306,514.5 GiB, but this machine has 1.0 GiB",
         ),
-        ({"model.vocab_size": 2**31}, "need at least 512.0 GiB"),
-        ({"batch": 2**31}, "batches of 2147483648 sequences of 32 tokens need at least 1,024.0 GiB"),
-        ({"batch": 2**22}, "need at least 2.0 GiB"),
+        ({"batch": 2**22}, "batches of 4194304 sequences of 32 tokens need at least 2.0 GiB"),
     ],
 )
 def test_runs_that_do_not_fit_into_memory(values, match, refused, changed, tmp_path, monkeypatch):

@@ -334,4 +334,4 @@ def test_a_kept_run_that_has_finished_is_over_and_leaves_no_trace(run, keep_only
     for folder in (run, tmp_path / "runs.parquet" / run.name):
         assert main(["--resume", str(folder)]) == 0
         assert "has already finished; nothing is left to do" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["runs.parquet"]
+    assert {path.name for path in tmp_path.iterdir()} == {"runs.parquet", "runs.parquet.sha256"}

@@ -1,4 +1,3 @@
-import io
 import os
 import re
 import shlex
@@ -9,15 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
+from merit_lab import progress
 from merit_lab import train as training
 from merit_lab.data import Dataset
 from merit_lab.models import PRESETS
 from merit_lab.runs import Run
-from merit_lab.train import Interrupted, display
+from merit_lab.train import Interrupted
 from merit_lab.train.command import main, parse
-from merit_lab.train.display import Display
 from merit_lab.train.loop import Trainer
 from merit_lab.train.parallel import Ranks
 
@@ -62,7 +60,6 @@ def test_training_and_its_exit_status(data, tmp_path, capfd):
     assert main(["tiny", *TOY, "--data", str(data), "--out", str(tmp_path)]) == 0
     printed = capfd.readouterr()
     assert str(tmp_path) in printed.out
-    assert "step 3/3  loss" in printed.err
     assert Run.open(tmp_path).status == "finished"
     assert main(["--resume", str(tmp_path)]) == 0
     assert main(["--resume", str(tmp_path / "nothing")]) == 1
@@ -161,53 +158,18 @@ def test_unknown_names_are_refused_with_the_nearest(argv, message, capfd):
     assert message in capfd.readouterr().err
 
 
-def shown(*, terminal, validated=False, width=120):
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=width)
-    with Display(100, console=console) as live:
-        live.show("event", 0, {"what": "started", "message": "[a model]"})
-        live.show("validation", 0, {"tokens": 0, "loss": 5.5})
-        live.show(
-            "attention", 0, {"max_logits": [[1.0, 2.0], [31.25, 0.0]], "entropy": [[1.0, 2.0], [3.0, 4.5]]}
-        )
-        live.show("update", 1, {"parameters": {}})
-        for step in range(1, 101):
-            live.show("train", step, {"loss": 5 - step / 100, "tokens_per_second": 12345.6})
-        if validated:
-            live.show("validation", 100, {"tokens": 0, "loss": 4.5})
-        live.show("event", 100, {"what": "finished", "message": "done"})
-    return console.file.getvalue()
-
-
-def test_plain_lines_without_a_terminal():
-    lines = shown(terminal=False).splitlines()
-    assert lines[0] == "step 0: [a model]"
-    assert lines[1].startswith("step 0/100  validation 5.5000")
-    assert "loss 4.0000  validation 5.5000  logit 31.2  entropy 2.6  tokens/s 12,346  0:00 left" in lines[-2]
-    assert lines[-1] == "step 100: done"
-    assert len(lines) < 7  # one in ten seconds, and the last
-    assert not any("\x1b" in line for line in lines)
-
-
-def test_the_time_left_does_not_count_the_start(monkeypatch):
-    """The first step of a resumed run comes after half a minute: the pace is that of the others."""
-    now = [0.0]
-    monkeypatch.setattr(display.time, "monotonic", lambda: now[0])
-    console = Console(file=io.StringIO(), width=120)
-    with Display(110, first=9, console=console) as live:
-        for now[0], step in ((30.0, 10), (41.0, 21)):
-            live.show("train", step, {"loss": 5.0, "tokens_per_second": 1.0})
-    first, second = console.file.getvalue().splitlines()
-    assert "left" not in first
-    assert second.endswith("1:29 left")
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
-def test_a_narrow_terminal_shows_steps_and_time_and_the_first_numbers(width):
-    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(terminal=True, width=width)).splitlines()[-1]
-    assert len(last) <= width
-    assert re.match(r"100/100 .*loss 4\.0000( .*[^…])? 00:00$", last)
-    assert ("validation 5.5000" in last) == (width >= 60)
-    assert ("tokens/s 12,346" in last) == (width >= 100)
+def test_a_run_is_shown_while_it_trains(data, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    options = ["--measure.attention-every", "1", "--measure.validation-every", "2"]
+    assert main(["tiny", *TOY, *options, "--data", str(data), "--out", str(tmp_path)]) == 0
+    shown = capfd.readouterr().err
+    for line in (
+        r"step 0: gpt2 of .* parameters, merit with learning rate .*",
+        r"training: 67% of 3 steps, loss \d\.\d{4}, logit \d\.\d, [\d,]+ tokens/s",
+        r"step 2: validation loss \d\.\d{4}",
+    ):
+        assert re.search(f"^{line}$", shown, re.MULTILINE)
+    assert shown.endswith("step 3: all 3 steps are done\n")
 
 
 @pytest.mark.parametrize(("on_all", "rank", "lines"), [(True, "0", 1), (True, "1", 0), (False, "1", 1)])
