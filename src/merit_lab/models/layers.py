@@ -47,9 +47,6 @@ class Norm(nn.Module):
             return F.layer_norm(at_least_float32(x), shape, weight, None, self.eps).type_as(x)
         return F.rms_norm(at_least_float32(x), shape, weight, self.eps).type_as(x)
 
-    def extra_repr(self) -> str:
-        return f"{self.weight.numel()}, eps={self.eps}, centred={self.centred}"
-
 
 def rotary_table(length: int, width: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of every position's angles, (T, D) each.

@@ -28,7 +28,7 @@ import merit_optim
 from merit_lab.checks import check_at_least, check_choice
 from merit_lab.folders import writing_into
 from merit_lab.measure.bench import timing
-from merit_lab.measure.bench.contestants import BenchContestant, on_cpu, on_cuda
+from merit_lab.measure.bench.contestants import BenchContestant, contestants
 from merit_lab.measure.bench.model import WEIGHTS, Parameters, floors_of
 from merit_lab.measure.checkpoint import run_command
 
@@ -142,10 +142,10 @@ def _time(arguments: Arguments) -> None:
         return only in name.lower() and not (without and without in name.lower())
 
     device = _device(arguments.device)
-    contestants = on_cuda() if device.type == "cuda" else on_cpu()
-    chosen = [contestant for contestant in contestants if is_chosen(contestant.name)]
+    known = contestants(on_gpu=device.type == "cuda")
+    chosen = [contestant for contestant in known if is_chosen(contestant.name)]
     if not chosen:
-        names = "; ".join(contestant.name for contestant in contestants)
+        names = "; ".join(contestant.name for contestant in known)
         raise ValueError(f"--only and --without leave no contestant; choose from: {names}")
     record: dict[str, Any] = {"environment": {}, "results": [], "left_out": [], "floors": []}
     _write(record, arguments.out)  # before anything is timed
@@ -158,7 +158,7 @@ def _time(arguments: Arguments) -> None:
 
 def _time_model(
     model: str,
-    contestants: list[BenchContestant],
+    chosen: list[BenchContestant],
     record: dict[str, Any],
     device: torch.device,
     arguments: Arguments,
@@ -166,8 +166,8 @@ def _time_model(
     """Time the contestants with one model, print the results and add them to the record."""
     weights = WEIGHTS[model]
     total = sum(weight.num_elements for weight in weights)
-    left_out = {one.name: reason for one in contestants if (reason := one.left_out(weights)) is not None}
-    fitting = [contestant for contestant in contestants if contestant.name not in left_out]
+    left_out = {one.name: reason for one in chosen if (reason := one.left_out(weights)) is not None}
+    fitting = [contestant for contestant in chosen if contestant.name not in left_out]
     params = Parameters.of(weights if fitting else [], device)
     results: list[StepTiming] = []
     head = f"{'ms':>9} {'ratio':>6} {'worst':>9} {'spread':>19} {'host':>7} {'graph':>7} {'temporary':>10}"

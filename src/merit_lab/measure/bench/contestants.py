@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from merit_lab.measure.bench.model import Parameters, Tensors, WeightSpec
+from merit_lab.measure.bench.model import Parameters, WeightSpec
 from merit_lab.measure.bench.timing import Stepped
 from merit_optim import LAMB, MERIT, SOAP, SOAPMERIT, MaxLAMB, Muon, MuonMERIT, NorMuon
 from merit_optim.optim.directions import Soap
@@ -95,77 +95,60 @@ class NaiveMERIT(Optimizer):
                 w.sub_(group["lr"] * (s * u).clamp(-1, 1))
 
 
-def on_cuda() -> list[BenchContestant]:
-    adamw = torch.optim.AdamW
-    one = BenchContestant
+def contestants(*, on_gpu: bool) -> list[BenchContestant]:
+    """The optimizers that are timed, this package's with the fastest available engine."""
+    one, adamw = BenchContestant, torch.optim.AdamW
+    if on_gpu:
+        most, large = _BILLION, _BILLION // 2
+        own = [
+            one("torch AdamW, fused", lambda p: adamw(p.all, fused=True), graph=True),
+            one("MERIT, fused", lambda p: MERIT(p.all, fused=True), graph=True),
+            one("clip_grad_norm_ and torch AdamW, fused", lambda p: adamw(p.all, fused=True), clip=True),
+            one("MERIT, fused, max_grad_norm", lambda p: MERIT(p.all, fused=True, max_grad_norm=1.0)),
+            one("MERIT, fused, nonfinite='skip'", lambda p: MERIT(p.all, fused=True, nonfinite="skip")),
+            one("LAMB, fused", lambda p: LAMB(p.all, fused=True)),
+            one("MaxLAMB, fused", lambda p: MaxLAMB(p.all, fused=True)),
+            one("torch AdamW, foreach", lambda p: adamw(p.all, foreach=True), most_elements=most),
+            one("MERIT, foreach", lambda p: MERIT(p.all, foreach=True), most_elements=most),
+            one(
+                "MERIT, compiled",
+                lambda p: MERIT(p.all, capturable=True),
+                compiled=True,
+                most_elements=2 * 10**8,
+            ),
+        ]
+    else:
+        most = large = 10**7
+        own = [
+            one("torch AdamW, foreach", lambda p: adamw(p.all, foreach=True)),
+            one("torch AdamW, fused", lambda p: adamw(p.all, fused=True)),
+            one("MERIT", lambda p: MERIT(p.all)),
+            one("LAMB", lambda p: LAMB(p.all)),
+            one("MaxLAMB", lambda p: MaxLAMB(p.all)),
+        ]
+    rest = partial(adamw, fused=True) if on_gpu else partial(adamw, foreach=True)
+    muon = partial(one, direction="muon", most_elements=_ANY if on_gpu else most)
+    # SOAP's steps differ within a cycle, because each basis is improved once in it.
+    soap = partial(one, direction="soap", most_elements=large, cycle=Soap().precondition_frequency)
+    other = "pytorch_optimizer"
+    rival = partial(one, package=other, most_elements=most)
     return [
-        one("torch AdamW, fused", lambda p: adamw(p.all, fused=True), graph=True),
-        one("MERIT, fused", lambda p: MERIT(p.all, fused=True), graph=True),
-        one("clip_grad_norm_ and torch AdamW, fused", lambda p: adamw(p.all, fused=True), clip=True),
-        one("MERIT, fused, max_grad_norm", lambda p: MERIT(p.all, fused=True, max_grad_norm=1.0)),
-        one("MERIT, fused, nonfinite='skip'", lambda p: MERIT(p.all, fused=True, nonfinite="skip")),
-        one("LAMB, fused", lambda p: LAMB(p.all, fused=True)),
-        one("MaxLAMB, fused", lambda p: MaxLAMB(p.all, fused=True)),
-        *_muons_and_soaps(partial(adamw, fused=True), graph=True, soaps=_BILLION // 2),
-        one("torch AdamW, foreach", lambda p: adamw(p.all, foreach=True), most_elements=_BILLION),
-        one("MERIT, foreach", lambda p: MERIT(p.all, foreach=True), most_elements=_BILLION),
+        *own,
         one("naive MERIT", lambda p: NaiveMERIT(p.all), most_elements=_BILLION),
-        *_rivals(use_triton=True, most=_BILLION),
-        one(
-            "MERIT, compiled", lambda p: MERIT(p.all, capturable=True), compiled=True, most_elements=2 * 10**8
-        ),
-    ]
-
-
-def on_cpu() -> list[BenchContestant]:
-    adamw = torch.optim.AdamW
-    return [
-        BenchContestant("torch AdamW, foreach", lambda p: adamw(p.all, foreach=True)),
-        BenchContestant("torch AdamW, fused", lambda p: adamw(p.all, fused=True)),
-        BenchContestant("MERIT", lambda p: MERIT(p.all)),
-        BenchContestant("LAMB", lambda p: LAMB(p.all)),
-        BenchContestant("MaxLAMB", lambda p: MaxLAMB(p.all)),
-        BenchContestant("naive MERIT", lambda p: NaiveMERIT(p.all)),
-        *_muons_and_soaps(partial(adamw, foreach=True), graph=False, muons=10**7, soaps=10**7),
-        *_rivals(use_triton=False, most=10**7),
-    ]
-
-
-def _muons_and_soaps(
-    adamw: Callable[[Tensors], Optimizer], *, graph: bool, muons: int = _ANY, soaps: int
-) -> list[BenchContestant]:
-    """torch's Muon with AdamW for the rest, and this package's with the fastest available engine.
-
-    SOAP's steps differ within a cycle, because each basis is improved once in it.
-    """
-    muon = partial(BenchContestant, direction="muon", most_elements=muons)
-    soap = partial(
-        BenchContestant, direction="soap", most_elements=soaps, cycle=Soap().precondition_frequency
-    )
-    return [
-        muon("torch Muon + AdamW", lambda p: Together(torch.optim.Muon(p.hidden), adamw(p.rest))),
-        muon("Muon", lambda p: Muon(p.groups), graph=graph),
-        muon("NorMuon", lambda p: NorMuon(p.groups), graph=graph),
-        muon("MuonMERIT", lambda p: MuonMERIT(p.groups), graph=graph),
+        muon("torch Muon + AdamW", lambda p: Together(torch.optim.Muon(p.hidden), rest(p.rest))),
+        muon("Muon", lambda p: Muon(p.groups), graph=on_gpu),
+        muon("NorMuon", lambda p: NorMuon(p.groups), graph=on_gpu),
+        muon("MuonMERIT", lambda p: MuonMERIT(p.groups), graph=on_gpu),
         soap("SOAP", lambda p: SOAP(p.groups)),
         soap("SOAPMERIT", lambda p: SOAPMERIT(p.groups)),
-    ]
-
-
-def _rivals(*, use_triton: bool, most: int) -> list[BenchContestant]:
-    """Optimizers of other packages, with their defaults, where these are installed."""
-    other = "pytorch_optimizer"
-    rival = partial(BenchContestant, package=other, most_elements=most)
-    return [
-        # As in dion's README: one optimizer with AdamW for the rest. No mesh on one device, no Nesterov.
-        BenchContestant(
+        # Of other packages, with their defaults, where these are installed. Dion as in its README: one
+        # optimizer with AdamW for the rest; no mesh on one device, no Nesterov momentum.
+        muon(
             "dion Muon + AdamW",
             lambda p: import_module("dion").Muon(
-                [{"params": p.hidden}, {"params": p.rest, "algorithm": "adamw"}], use_triton=use_triton
+                [{"params": p.hidden}, {"params": p.rest, "algorithm": "adamw"}], use_triton=on_gpu
             ),
             package=f"dion {_DION}",
-            direction="muon",
-            most_elements=_ANY if use_triton else most,
         ),
         rival(f"{other} Lamb", lambda p: import_module(other).Lamb(p.all)),
         rival(

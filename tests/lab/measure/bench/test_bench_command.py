@@ -86,7 +86,7 @@ def test_the_others_are_timed_if_a_contestant_fails(tmp_path, capsys, monkeypatc
         raise RuntimeError("out of memory\nand more")
 
     few = [BenchContestant("broken", fail), BenchContestant("MERIT", lambda p: MERIT(p.all))]
-    monkeypatch.setattr(command, "on_cpu", lambda: few)
+    monkeypatch.setattr(command, "contestants", lambda **_: few)
     record = bench(tmp_path / "step.json")
     assert [r["contestant"] for r in record["results"]] == ["MERIT"]
     assert record["left_out"] == [
@@ -109,7 +109,7 @@ def test_contestants_are_left_out_if_a_model_is_too_large_or_has_no_hidden_matri
         BenchContestant("naive", lambda p: MERIT(p.all), most_elements=83),
         BenchContestant("exact", lambda p: MERIT(p.all), most_elements=84),
     ]
-    monkeypatch.setattr(command, "on_cpu", lambda: few)
+    monkeypatch.setattr(command, "contestants", lambda **_: few)
     assert [r["contestant"] for r in bench(tmp_path / "step.json")["results"]] == ["exact"]
     printed = capsys.readouterr().out
     assert "left out, takes minutes with more than 83 parameters; the model has 84: naive\n" in printed

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from merit_lab.measure.bench.contestants import BenchContestant, on_cpu, on_cuda
+from merit_lab.measure.bench.contestants import BenchContestant, contestants
 from merit_lab.measure.bench.model import Parameters, WeightSpec
 
 WEIGHTS = [
@@ -17,6 +17,7 @@ WEIGHTS = [
     WeightSpec((8, 4), "head"),
 ]
 CPU = torch.device("cpu")
+ON_CPU, ON_GPU = (contestants(on_gpu=on_gpu) for on_gpu in (False, True))
 
 # The part of dion that the benchmark uses. It keeps its arguments.
 FAKE_DION = """
@@ -26,26 +27,26 @@ class Muon:
 """
 
 
-def named(contestants: list[BenchContestant], name: str) -> BenchContestant:
-    return next(contestant for contestant in contestants if contestant.name == name)
+def named(all_of_them: list[BenchContestant], name: str) -> BenchContestant:
+    return next(contestant for contestant in all_of_them if contestant.name == name)
 
 
 @pytest.mark.parametrize(
     "name",
-    [one.name for one in on_cpu() if one.package in (None, "pytorch_optimizer")],
+    [one.name for one in ON_CPU if one.package in (None, "pytorch_optimizer")],
 )
 def test_each_contestant_updates_every_weight(name) -> None:
-    if (reason := named(on_cpu(), name).left_out(WEIGHTS)) is not None:
+    if (reason := named(ON_CPU, name).left_out(WEIGHTS)) is not None:
         pytest.skip(reason)
     params = Parameters.of(WEIGHTS, CPU)
     before = [param.detach().clone() for param in params.all]
-    optimizer = named(on_cpu(), name).make(params)
+    optimizer = named(ON_CPU, name).make(params)
     for _ in range(2):  # SOAP's first step only computes its bases
         optimizer.step()
     assert all(not torch.equal(now, old) for now, old in zip(params.all, before, strict=True))
 
 
-@pytest.mark.parametrize("contestants", [on_cpu, on_cuda])
+@pytest.mark.parametrize("all_of_them", [ON_CPU, ON_GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize(
     ("name", "direction", "shapes"),
     [
@@ -56,8 +57,8 @@ def test_each_contestant_updates_every_weight(name) -> None:
         ("SOAP", "soap", [(8, 4), (4, 4), (4, 8), (8, 4)]),  # it rotates embeddings and heads too
     ],
 )
-def test_weights_get_the_direction_of_their_kind(contestants, name, direction, shapes) -> None:
-    contestant = named(contestants(), name)
+def test_weights_get_the_direction_of_their_kind(all_of_them, name, direction, shapes) -> None:
+    contestant = named(all_of_them, name)
     found = [
         tuple(param.shape)
         for group in contestant.make(Parameters.of(WEIGHTS, CPU)).param_groups
@@ -67,12 +68,12 @@ def test_weights_get_the_direction_of_their_kind(contestants, name, direction, s
     assert (contestant.direction, found) == (direction, shapes)
 
 
-@pytest.mark.parametrize(("contestants", "use_triton"), [(on_cpu, False), (on_cuda, True)])
-def test_dions_muon_is_built_as_in_its_readme(contestants, use_triton, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(("all_of_them", "use_triton"), [(ON_CPU, False), (ON_GPU, True)], ids=["cpu", "gpu"])
+def test_dions_muon_is_built_as_in_its_readme(all_of_them, use_triton, tmp_path, monkeypatch) -> None:
     Path(tmp_path / "dion.py").write_text(FAKE_DION)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "dion", raising=False)
-    contestant = named(contestants(), "dion Muon + AdamW")
+    contestant = named(all_of_them, "dion Muon + AdamW")
     assert contestant.left_out(WEIGHTS) is None
     params = Parameters.of(WEIGHTS, CPU)
     optimizer = contestant.make(params)
