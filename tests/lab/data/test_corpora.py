@@ -206,23 +206,6 @@ def test_embedded_takes_the_library_and_then_packages() -> None:
     assert len(set(origins)) == 3
 
 
-def test_embedded_does_not_depend_on_where_it_is(interpreter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = embedded(10**6, 0.1).recipe
-    moved = interpreter.rename(interpreter.with_name("elsewhere"))
-    monkeypatch.setattr(
-        sysconfig, "get_paths", lambda: {"stdlib": str(moved), "purelib": str(moved / "site-packages")}
-    )
-    assert embedded(10**6, 0.1).recipe == recipe
-
-
-def test_embedded_here() -> None:
-    """This interpreter has enough sources, all UTF-8, the same twice."""
-    corpus = embedded(3_000_000, 0.02)
-    assert 2_000_000 < corpus.total <= 3_000_000
-    b"".join(piece.text for piece in corpus.pieces()).decode()
-    assert embedded(3_000_000, 0.02).recipe == corpus.recipe
-
-
 def test_enwik8_is_cut_at_the_usual_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpora, "PIECE_BYTES", 100)
     path = tmp_path / "enwik8"

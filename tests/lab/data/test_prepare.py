@@ -142,16 +142,6 @@ def test_an_external_tokenizer(corpus: Corpus, tmp_path: Path) -> None:
         prepare(corpus, folder, tokenizer=str(moved), end_of_text="</s>")
 
 
-def test_a_third_file_for_enwik8(tmp_path: Path, text: Path) -> None:
-    size = text.stat().st_size
-    index = prepare(Enwik8(text, (size - 200, 100, 100)), tmp_path / "data", tokenizer="bytes")
-    sizes = {name: entry.num_tokens for name, entry in index.files.items()}
-    assert sizes == {"train.bin": size - 200, "val.bin": 100, "test.bin": 100}
-    (tmp_path / "data" / "test.bin").write_bytes(bytes(200))
-    with pytest.raises(ValueError, match=r"test.bin has the sha256"):
-        Dataset.open(tmp_path / "data").verify()
-
-
 @pytest.mark.parametrize(("tokenizer", "num_kills"), [("bytes", 12), ("bytes-over-bpe", 2)])
 def test_killed_at_any_moment_and_resumed(tmp_path: Path, tokenizer: str, num_kills: int) -> None:
     """SIGKILL at many lines of the code; the next call finishes with the same bytes.

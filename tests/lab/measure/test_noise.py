@@ -19,7 +19,6 @@ from merit_lab.measure.noise import (
     measure_noise_scale,
     noise_scale,
 )
-from merit_lab.runs import Run
 from merit_lab.train.snapshot import Snapshot
 
 QUICK = ["--batches", "3", "--batch", "8", "--micro-batch", "2"]
@@ -90,21 +89,6 @@ def test_the_scale_of_a_run(run, data, capfd):
     large = np.mean([norm[1] for norm in norms])
     assert content["result"]["noise"] == pytest.approx((small - large) / (1 / 2 - 1 / 8))
     assert content["result"]["signal"] == pytest.approx((8 * large - 2 * small) / 6)
-
-
-def test_the_sequences_are_not_those_that_the_run_saw_first(run, data, monkeypatch):
-    measured = []
-
-    def record(model, sequences, size):
-        measured.append(sequences)
-        return gradient_norms(model, sequences, size)
-
-    monkeypatch.setattr("merit_lab.measure.noise.gradient_norms", record)
-    assert main([str(run), *QUICK]) == 0
-    assert Run.open(run).config["seed"] == 0 == NoiseConfig().seed
-    seen = Batches(Dataset.open(data).train, context=16, batch=8, seed=0)
-    for number, sequences in enumerate(measured):
-        assert not np.array_equal(sequences, seen.sequences(number))
 
 
 def test_an_existing_measurement_is_not_repeated(run, monkeypatch):

@@ -147,16 +147,6 @@ def test_weights_are_stored_as_in_the_familys_checkpoints() -> None:
     assert not any(name.endswith("bias") for name in [*gpt2, *llama])
 
 
-def test_a_tied_weight_has_the_gradient_of_both_its_uses() -> None:
-    """Its head's part reaches tokens that stand nowhere in the batch, its embedding's the ones that do."""
-    tokens = torch.zeros(2, 5, dtype=torch.int64)
-    for tied in (True, False):
-        model = build(replace(GPT2, tied=tied))
-        model(tokens, tokens + 1).loss.backward()
-        rows = model.token_embedding.weight.grad.abs().amax(dim=1) > 0
-        assert rows.sum() == (GPT2.vocab_size if tied else 1)
-
-
 # Precision
 
 

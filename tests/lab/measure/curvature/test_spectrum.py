@@ -76,10 +76,6 @@ def test_the_trace_within_its_error(case, within):
     assert trace.value == pytest.approx(np.mean(trace.samples))
 
 
-def test_the_trace_of_a_diagonal_is_exact():
-    assert hutchinson_trace(diagonal([1.0, -2.0, 5.0]), 2).samples == [4.0, 4.0]
-
-
 def test_each_probes_quadrature_is_exact_for_its_moments(case):
     hessian = case.hessian
     spectrum = spectral_density(hessian, 2, steps=4, seed=7)
