@@ -9,6 +9,7 @@ tests/test_results.py fails where a page or a picture differs from what the reco
 import re
 from collections.abc import Callable
 
+import evidence_choosing
 import evidence_large as large
 import evidence_paper as paper
 import evidence_small as small
@@ -19,11 +20,13 @@ from merit_lab.tables import Table
 
 PAGES = (
     "README.md",
+    "docs/choosing.md",
     "docs/results.md",
     "docs/paper-results.md",
     *sorted(f"docs/results/{path.name}" for path in ROOT.glob("docs/results/*.md")),
 )
 TABLES: dict[str, Callable[[], Table]] = {
+    "choosing": evidence_choosing.choosing,
     "headline": texts.headline,
     "texts": texts.tried,
     "splitting": texts.splitting,

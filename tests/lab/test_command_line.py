@@ -16,14 +16,14 @@ SINGLE = {"--seed", "--optimizer.name", "--optimizer.lr"}
     [
         ("compare", set()),
         ("sweep", set()),
-        ("arena", set()),
+        ("arena", {"--optimizer.warmup"}),
         ("scale", {"--batch", "--tokens", "--measure.validation-every"}),
     ],
 )
 def test_studies_do_not_list_what_they_vary(command: str, also_varied: set[str]) -> None:
     train, study = (set(completion._options(completion._help(name, "tiny"))) for name in ("train", command))
     assert train - study == {*SINGLE, *also_varied, "--auto-resume", "--no-auto-resume"}
-    assert study >= {"--seeds", "--optimizers", "--lr"}
+    assert study >= {"--seeds", "--optimizers", "--out", "--jobs"}
 
 
 @dataclass(frozen=True)

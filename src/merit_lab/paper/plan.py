@@ -24,7 +24,7 @@ from merit_lab.paper.scales import Scale, Setup
 from merit_lab.results.names import display_name, short_name
 from merit_lab.runs import OVER, durable, table
 from merit_lab.runs.settings import flatten
-from merit_lab.study import Trial
+from merit_lab.study.trial import Trial
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
 from merit_lab.train.optimizer_config import MeritPart
 

@@ -17,7 +17,7 @@ from merit_lab.models import build, flops_per_token
 from merit_lab.models.transformers_config import AnyModelConfig
 from merit_lab.paper.plan import ENDED, Data
 from merit_lab.results.series import layer_logits
-from merit_lab.study.reach import steps_to_reach
+from merit_lab.study.fit import steps_to_reach
 from merit_lab.tables import NOTHING
 
 BySeed = Mapping[int, float]

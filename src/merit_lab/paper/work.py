@@ -12,9 +12,8 @@ from merit_lab.paper.entry import Entry
 from merit_lab.paper.measured import Unavailable
 from merit_lab.paper.plan import Corpus, Data, Found, plan
 from merit_lab.paper.scales import Scale
-from merit_lab.study import Trial
+from merit_lab.study.trial import Trial
 from merit_lab.study.search import carry_out
-from merit_lab.study.state import is_done
 from merit_lab.train.parallel import Ranks
 
 
@@ -73,7 +72,7 @@ def reproduce(task: Task) -> list[dict[str, Any]]:
 
     def write(*, whatever_is_left: bool = False) -> None:
         for entry in task.entries:
-            is_ready = whatever_is_left or all(is_done(trial.folder) for trial in left[entry.name])
+            is_ready = whatever_is_left or all(trial.is_done for trial in left[entry.name])
             if entry.name not in made and is_ready:
                 artefact = task.make(entry)
                 artefact.write(task.folder / entry.name)

@@ -22,19 +22,20 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import polars as pl
+import polars.selectors as cs
 import tyro
 
 from merit_lab.checks import check_size
 from merit_lab.command_line import rules
-from merit_lab.results import statistic
 from merit_lab.results.names import display_name, display_names, short_name
 from merit_lab.results.series import with_series
 from merit_lab.runs import Run, table
-from merit_lab.study.fields import LR, train_option
-from merit_lab.study.valley import Valley
+from merit_lab.study.fields import LR
 from merit_lab.tables import NOTHING, Table, print_table
 from merit_lab.text import amount, join
 from merit_lab.train import OptimizerConfig, TrainConfig
+from merit_lab.train.config import TOKENS_PER_PARAMETER
+from merit_lab.train.config_json import build
 
 MOST_BEYOND = 10.0
 """How many times beyond the records a size, a length or a batch may lie."""
@@ -84,65 +85,55 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """An optimizer's recommended rate, with the nearest run whose other settings it takes."""
+    """An optimizer's recommended settings: those of its nearest best run, with the rates for this one."""
 
-    optimizer: str
+    settings: OptimizerConfig
     loss: float
     """At the nearest size, the mean over seeds of its best settings."""
-    lr: float
     low: float
     high: float
     """The best rate is between these with a probability of 80%, if the power law holds."""
     is_measured: bool
     """Whether the rate was the best of runs of this very size."""
-    nearest: Mapping[str, Any]
-    """The row of the best run at the nearest size that this optimizer has."""
 
     @property
-    def config(self) -> TrainConfig:
-        """The configuration of the nearest best run, with the rates for this one."""
-        config = TrainConfig.from_dict(Run.open(self.nearest["folder"]).config)
-        assert config.optimizer.lr is not None
-        factor = self.lr / config.optimizer.lr
+    def name(self) -> str:
+        """The optimizer."""
+        return self.settings.name
 
-        def scaled(text: str) -> str:
-            name, _, value = text.partition("=")
-            return (
-                f"{name}={_digits(float(value) * factor)}" if name == "rest_lr" and value != "null" else text
-            )
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        assert self.settings.lr is not None
+        return self.settings.lr
 
-        rest_lr = None if config.optimizer.rest_lr is None else _digits(config.optimizer.rest_lr * factor)
-        optimizer = dataclasses.replace(
-            config.optimizer,
-            lr=_digits(self.lr),
-            rest_lr=rest_lr,
-            options=tuple(map(scaled, config.optimizer.options)),
-        )
-        return dataclasses.replace(config, optimizer=optimizer)
+    @property
+    def rest_lr(self) -> float | None:
+        """The rate of all but hidden matrices, if the run gave one."""
+        given = self.settings.rest_lr
+        return self.settings.options_by_name().get("rest_lr") if given is None else given
 
 
 def read_records(*folders: Path | str) -> pl.DataFrame:
     """The runs in folders that finished with a validation loss: with series, conditions and parameters."""
     runs = with_series(table.read(*folders).runs)
-    known = pl.col("validation_loss").is_finite() & (pl.col("status") == "finished")
-    runs = runs.filter(known & pl.col("left_out").is_null() & pl.col(LR).is_not_null() & (pl.col(LR) > 0))
+    finished = pl.col("validation_loss").is_finite() & (pl.col("status") == "finished")
+    runs = runs.filter(finished & pl.col("left_out").is_null() & (pl.col(LR) > 0))
     if runs.is_empty():
         raise ValueError(f"no run in {join(list(map(str, folders)))} finished with a validation loss")
-    return runs.with_columns(_parameters(runs))
+    models = runs.unique(cs.starts_with("model."))
+    parameters = pl.Series("parameters", map(_parameters, models["folder"]), dtype=pl.Int64)
+    known = models.select(cs.starts_with("model.")).with_columns(parameters)
+    return runs.join(known, on=known.columns[:-1], how="left", nulls_equal=True, maintain_order="left")
 
 
-def _parameters(runs: pl.DataFrame) -> pl.Series:
+def _parameters(folder: str) -> int:
+    """The number of parameters of a run's model. The rest of its configuration may be another program's."""
     from merit_lab.models import num_parameters
 
-    names = [name for name in runs.columns if name.startswith("model.")]
-    known: dict[str, int] = {}
-    numbers = []
-    for row in runs.select("folder", *names).to_dicts():
-        key = repr([row[name] for name in names])
-        if key not in known:
-            known[key] = num_parameters(TrainConfig.from_dict(Run.open(row["folder"]).config).model)
-        numbers.append(known[key])
-    return pl.Series("parameters", numbers, dtype=pl.Int64)
+    return num_parameters(
+        TrainConfig.from_dict({"data": "", "model": Run.open(folder).config["model"]}).model
+    )
 
 
 def size_of(row: Mapping[str, Any]) -> Size:
@@ -154,42 +145,52 @@ def advise(records: pl.DataFrame, size: Size) -> list[Advice]:
 
     Raises ValueError if the run lies more than ten times beyond all records.
     """
-    check_reach(records, size)
-    nearest = _nearest_conditions(records, size)
-    there = records.filter(pl.col("conditions") == nearest)
-    losses: dict[str, float] = {}
-    optimizers = dict(records.select("series", "optimizer.name").iter_rows())
-    for (_, series), values in statistic.by_seed(there).items():
-        loss = math.fsum(values.values()) / len(values)
-        name = optimizers[series]
-        losses[name] = min(loss, losses.get(name, math.inf))
-    advice = []
-    for name in sorted(losses, key=lambda name: losses[name]):
+    if far := beyond(records, size, MOST_BEYOND):
+        raise ValueError(
+            f"the run lies more than {MOST_BEYOND:g} times beyond these records: {join(far)}. Run an arena "
+            "nearer to it, on a smaller model with as many steps, and give its folder too"
+        )
+    there = records.filter(pl.col("conditions") == _nearest_conditions(records, size))
+    means = there.group_by("optimizer.name", "series").agg(pl.col("validation_loss").mean().alias("loss"))
+    lowest = means.group_by("optimizer.name").agg(pl.col("loss").min()).sort("loss", "optimizer.name")
+    found = []
+    for name, loss in lowest.iter_rows():
         mine = records.filter(pl.col("optimizer.name") == name)
         if not beyond(mine, size, MOST_BEYOND):
-            advice.append(_advice(mine, name, size, losses[name]))
-    return advice
+            found.append(_advice(mine, size, loss))
+    return found
 
 
-def _advice(mine: pl.DataFrame, name: str, size: Size, loss: float) -> Advice:
+def _advice(mine: pl.DataFrame, size: Size, loss: float) -> Advice:
     observations = [observe(group) for _, group in mine.group_by("conditions", maintain_order=True)]
-    nearest = min(observations, key=lambda one: (one.size.distance(size), one.row["validation_loss"]))
-    if nearest.size == size:
-        mean, deviation = nearest.rate, nearest.deviation
-    else:
-        mean, deviation = predict(observations, size, _prior(name))
+    nearest = min(observations, key=lambda one: (one.size.distance(size), one.deviation))
+    best = build(OptimizerConfig, Run.open(nearest.row["folder"]).config["optimizer"])
+    assert best.lr is not None
+    is_measured = nearest.size == size
+    mean, deviation = nearest.rate, nearest.deviation
+    if not is_measured:
+        mean, deviation = predict(observations, size, _prior(best.name))
+    lr = best.lr if is_measured else math.exp(mean)
     low, high = (math.exp(mean + sign * _WIDTH * deviation) for sign in (-1, 1))
-    measured = nearest.size == size
-    lr = nearest.row[LR] if measured else math.exp(mean)
     return Advice(
-        optimizer=name,
+        settings=best if is_measured else _scaled(best, lr / best.lr),
         loss=loss,
-        lr=lr,
         low=min(low, lr),
         high=max(high, lr),
-        is_measured=measured,
-        nearest=nearest.row,
+        is_measured=is_measured,
     )
+
+
+def _scaled(best: OptimizerConfig, factor: float) -> OptimizerConfig:
+    """The same settings with other rates, of two digits; the rate of the rest keeps its share."""
+
+    def times(value: float | None) -> float | None:
+        return None if value is None else float(f"{value * factor:.2g}")
+
+    rest = best.options_by_name().get("rest_lr")
+    options = tuple(text for text in best.options if rest is None or not text.startswith("rest_lr="))
+    options += () if rest is None else (f"rest_lr={times(rest):g}",)
+    return dataclasses.replace(best, lr=times(best.lr), rest_lr=times(best.rest_lr), options=options)
 
 
 def _nearest_conditions(records: pl.DataFrame, size: Size) -> str:
@@ -221,15 +222,6 @@ def beyond(records: pl.DataFrame, size: Size, most: float) -> list[str]:
     return found
 
 
-def check_reach(records: pl.DataFrame, size: Size) -> None:
-    """Raise ValueError if a run lies too far beyond the records."""
-    if far := beyond(records, size, MOST_BEYOND):
-        raise ValueError(
-            f"the run lies more than {MOST_BEYOND:g} times beyond these records: {join(far)}. Run an arena "
-            "nearer to it, on a smaller model with as many steps, and give its folder too"
-        )
-
-
 class Observation(NamedTuple):
     """The best rate of an optimizer in runs of one size: logarithm, its deviation, and the best run."""
 
@@ -252,11 +244,15 @@ def observe(group: pl.DataFrame) -> Observation:
     near = [
         next((loss for rate, loss in losses.items() if abs(math.log(rate) - at) < 0.1), None) for at in places
     ]
-    if None not in near and (valley := Valley.through(*zip(places, near, strict=True))):  # type: ignore[arg-type]
-        same = group.filter(pl.col("series") == best["series"])["validation_loss"]
-        spread = max(float(same.std() or 0.0), _LEAST_SPREAD)  # type: ignore[arg-type]
-        deviation = min(factor, math.sqrt(spread / valley.curvature))
-        return Observation(size_of(best), max(places[0], min(places[-1], valley.place)), deviation, best)
+    if None not in near:
+        below, at, above = near
+        curvature = (below - 2 * at + above) / 2 / factor**2  # type: ignore[operator]
+        if curvature > 0:
+            same = group.filter(pl.col("series") == best["series"])["validation_loss"]
+            spread = max(float(same.std() or 0.0), _LEAST_SPREAD)  # type: ignore[arg-type]
+            deviation = min(factor, math.sqrt(spread / curvature))
+            lowest_at = centre + (below - above) / (4 * curvature * factor)  # type: ignore[operator]
+            return Observation(size_of(best), max(places[0], min(places[-1], lowest_at)), deviation, best)
     return Observation(size_of(best), centre, factor, best)
 
 
@@ -289,23 +285,19 @@ def predict(
 
 def advise_batch(records: pl.DataFrame, tokens: int) -> int:
     """The largest batch whose best loss is near the lowest, at the number of tokens nearest to this."""
-    seen = records.with_columns(
-        (pl.col("steps") * pl.col("batch") * pl.col("model.context")).alias("planned")
-    )
-    seen = seen.with_columns(pl.col("planned").log().round(1).alias("length"))
-    text = [name for name in ("environment.data.fingerprint",) if name in seen.columns]
-    groups = [
-        group
-        for _, group in seen.group_by("length", "parameters", *text, maintain_order=True)
-        if group["batch"].n_unique() > 1
-    ]
-    if not groups:
+    planned = pl.col("steps") * pl.col("batch") * pl.col("model.context")
+    alike = ["length", "parameters", "environment.data.fingerprint"]
+    seen = records.with_columns(planned.alias("planned"), planned.log().round(1).alias("length"))
+    seen = seen.filter(pl.col("batch").n_unique().over(alike) > 1)
+    if seen.is_empty():
         raise ValueError(
             "these records have no two batches with the same tokens, model and text, so they do not tell "
             "which batch is good; give --batch, or measure it: merit scale"
         )
-    near = min(groups, key=lambda group: (abs(math.log(group["planned"][0] / tokens)), -group.height))
-    best = near.group_by("batch").agg(pl.col("validation_loss").min()).sort("batch")
+    distance, count = (pl.col("planned") / tokens).log().abs(), pl.len().over(alike)
+    seen = seen.sort(distance, count, descending=[False, True], maintain_order=True)
+    near = seen.join(seen.head(1), on=alike, how="semi", nulls_equal=True)
+    best = near.group_by("batch").agg(pl.col("validation_loss").min())
     good = best.filter(pl.col("validation_loss") <= pl.col("validation_loss").min() + _BATCH_COST)
     return int(good["batch"].max())  # type: ignore[arg-type]
 
@@ -335,55 +327,69 @@ def _answer(arguments: Arguments) -> Iterator[str | Table]:
     _, model = find_model(arguments.model)
     if not arguments.records:
         raise ValueError("no records are given; name folders of runs, as in runs/arena-tiny")
-    records = read_records(*arguments.records)
     if arguments.batch is None and arguments.steps is not None:
         raise ValueError("--steps needs --batch; to ask for the batch, give the length as --tokens")
-    tokens = arguments.tokens or 20 * num_parameters(model)
+    records = read_records(*arguments.records)
+    tokens = arguments.tokens or TOKENS_PER_PARAMETER * num_parameters(model)
     batch = arguments.batch or advise_batch(records, tokens)
-    given = {"steps": arguments.steps, "tokens": arguments.tokens}
-    config = TrainConfig(data=Path(), model=model, batch=batch, **given).resolve(None)  # type: ignore[arg-type]
+    config = TrainConfig(
+        data=Path(), model=model, batch=batch, steps=arguments.steps, tokens=arguments.tokens
+    ).resolve(None)
     assert config.steps is not None
     size = Size(batch, num_parameters(model), config.steps)
     advice = advise(records, size)
-    outside = beyond(records, size, 1.0)
-    yield _caveat(records, size, outside)
+    yield _caveat(records, size)
     if arguments.batch is None:
         yield f"Batch: {batch}, the largest within {_BATCH_COST:g} of the lowest loss with as many tokens."
-    names = display_names([one.optimizer for one in advice])
-    yield Table(
-        ("Optimizer", "Learning rate", "80% interval", "Rate of the rest", "Warm-up", "Loss at the nearest"),
-        tuple(
-            (
-                names[one.optimizer],
-                f"{_digits(one.lr):g}" + (" (measured)" if one.is_measured else ""),
-                f"{one.low:.2g} to {one.high:.2g}",
-                _rest(one),
-                f"{one.config.optimizer.warmup:g}",
-                f"{one.loss:.3f}",
-            )
-            for one in advice
-        ),
-    )
-    if left := sorted(set(records["optimizer.name"].to_list()) - {one.optimizer for one in advice}):
-        yield f"Not ranked, because it has no records there: {join([display_name(name) for name in left])}."
+    yield as_table(advice)
+    missing = set(records["optimizer.name"]) - {one.name for one in advice}
+    if missing:
+        yield f"Not ranked, because it has no records there: {join(sorted(map(display_name, missing)))}."
     if arguments.hours:
-        yield _hours(config)
+        from merit_lab.study.cost import Cost, duration, find_speed
+
+        speed = find_speed(config)
+        yield f"Time: about {duration(Cost.of([(config, 0)]).seconds(speed))} here ({speed.source})."
     if advice:
-        yield f"\nTo begin with {names[advice[0].optimizer]}:"
-        options = shlex.join(_train_options(advice[0].config.optimizer))
+        yield f"\nTo begin with {display_name(advice[0].name)}:"
+        options = shlex.join(_train_options(advice[0].settings))
         length = f"--batch {size.batch} --steps {size.steps}"
         yield f"  merit train {arguments.model} --data FOLDER {length} {options}"
 
 
-def _caveat(records: pl.DataFrame, size: Size, outside: Sequence[str]) -> str:
-    """The one thing to know first."""
-    nearest = size_of(
-        records.filter(pl.col("conditions") == _nearest_conditions(records, size)).row(0, named=True)
+def as_table(advice: Sequence[Advice]) -> Table:
+    """A row for each optimizer, the best at the nearest size first."""
+    names = display_names([one.name for one in advice])
+    head = (
+        "Optimizer",
+        "Learning rate",
+        "80% interval",
+        "Rate of the rest",
+        "Warm-up",
+        "Loss at the nearest",
     )
+    rows = (
+        (
+            names[one.name],
+            f"{one.lr:g}" + (" (measured)" if one.is_measured else ""),
+            f"{one.low:.2g} to {one.high:.2g}",
+            NOTHING if one.rest_lr is None else f"{one.rest_lr:g}",
+            f"{one.settings.warmup:g}",
+            f"{one.loss:.3f}",
+        )
+        for one in advice
+    )
+    return Table(head, tuple(rows))
+
+
+def _caveat(records: pl.DataFrame, size: Size) -> str:
+    """The one thing to know first."""
+    there = records.filter(pl.col("conditions") == _nearest_conditions(records, size))
+    nearest = size_of(there.row(0, named=True))
     what = (
         f"{amount(nearest.parameters)} parameters and {nearest.steps:,} steps of {nearest.batch:,} sequences"
     )
-    if outside:
+    if outside := beyond(records, size, 1.0):
         return (
             f"Beyond what was measured: {join(outside)}. The order is that of {what}; tune the rates first."
         )
@@ -392,27 +398,10 @@ def _caveat(records: pl.DataFrame, size: Size, outside: Sequence[str]) -> str:
     return f"Between what was measured. The order is that of the nearest, {what}; it may be another here."
 
 
-def _rest(one: Advice) -> str:
-    config = one.config.optimizer
-    value = config.rest_lr if config.rest_lr is not None else config.options_by_name().get("rest_lr")
-    return NOTHING if value is None else f"{value:g}"
-
-
-def _hours(config: TrainConfig) -> str:
-    from merit_lab.study.cost import Cost, duration, find_speed
-
-    speed = find_speed(config)
-    return f"Time: about {duration(Cost.of([(config, 0)]).seconds(speed))} here ({speed.source})."
-
-
 def _train_options(chosen: OptimizerConfig) -> Iterator[str]:
     """The options of `merit train` for an optimizer."""
     for field in dataclasses.fields(chosen):
         value = getattr(chosen, field.name)
         if field.name == "name" or value != getattr(OptimizerConfig(), field.name):
-            option, *values = train_option(f"optimizer.{field.name}", value)
-            yield from (option.replace("_", "-"), *values)
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.2g}")
+            yield f"--optimizer.{field.name.replace('_', '-')}"
+            yield from map(str, value if isinstance(value, tuple) else [value])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
 from merit_lab.command_line import rules
-from merit_lab.models.names import KNOWN, find_model, is_model
+from merit_lab.models.names import KNOWN, find_model
 from merit_lab.runs import RunInUse
 from merit_lab.train import Interrupted, OptimizerConfig, TrainConfig
 from merit_lab.train.arguments import refuse_replaced_vocab, typed
@@ -69,10 +68,9 @@ def train_all(trials: Sequence[Trial], folder: Path, arguments: StudyArguments) 
     """Train the trials that are not done, or write them into the file that the arguments name."""
     from merit_lab.results.page import check_folder
     from merit_lab.study.search import carry_out, write_list  # imports torch, which --help does not need
-    from merit_lab.study.state import is_done
 
     check_folder(folder / "report")  # before training, not after it
-    left = [trial for trial in trials if not is_done(trial.folder)]
+    left = [trial for trial in trials if not trial.is_done]
     if arguments.list is not None and left:
         write_list(left, arguments.list)
         raise Listed(
@@ -82,7 +80,7 @@ def train_all(trials: Sequence[Trial], folder: Path, arguments: StudyArguments) 
     carry_out(trials, folder, arguments.jobs, arguments.storage)
 
 
-def conclude(command: str, make: Callable[[], Page], folder: Path) -> int:
+def conclude(command: str, make: Callable[[], Page], folder: Path) -> None:
     """Print the answer of a study and write its page; on the first rank."""
     if is_first_rank():
         from merit_lab.study.answer import show
@@ -90,51 +88,66 @@ def conclude(command: str, make: Callable[[], Page], folder: Path) -> int:
         page = make()
         show(page, command)
         print(f"The page: {page.write(folder / 'report')}")
-    return 0
 
 
 A = TypeVar("A", bound=StudyArguments)
 
 
-def parse(
+def run_study(
+    name: str,
     kind: type[A],
     argv: Sequence[str],
+    work: Callable[[A, Path], Callable[[], Page]],
     *,
-    command: str,
-    study: str,
-    optimizer: OptimizerConfig | None = None,
     replaced: Mapping[str, str],
-) -> tuple[A, Path]:
-    """Parse the arguments of a study, and return them with its folder.
+    optimizer: OptimizerConfig | None = None,
+) -> int:
+    """Run the command of a study and return its exit status: 128 + n after signal n, as in shells.
 
     Args:
-        kind: a dataclass of the arguments; its docstring is the help.
+        name: the command's name.
+        kind: a dataclass of its arguments, whose docstring is the help.
         argv: the command line, the model first.
-        command: the command's name.
-        study: a noun for the study, with its article, for messages.
-        optimizer: the default settings of the optimizer.
+        work: trains in a folder, and returns what makes the page.
         replaced: options of `merit train` that the study has not, and what to write instead.
+        optimizer: the default settings of the optimizer.
     """
-    model_name = argv[0] if argv else "--help"
-    if not is_model(model_name):
-        _refuse_model(command, (kind.__doc__ or "").partition("\n")[0], model_name)
-    name, model = find_model(model_name)
-    config = TrainConfig(data=tyro.MISSING, model=model, optimizer=optimizer or OptimizerConfig())
+
+    def whole() -> None:
+        arguments, folder = _parse(name, kind, argv, replaced, optimizer or OptimizerConfig())
+        conclude(f"merit {name}", work(arguments, folder), folder)
+
+    return exit_status(f"merit {name}", whole)
+
+
+def _parse(
+    command: str, kind: type[A], argv: Sequence[str], replaced: Mapping[str, str], optimizer: OptimizerConfig
+) -> tuple[A, Path]:
+    """The arguments of a study and its folder."""
+    if not argv or argv[0] in ("-h", "--help"):
+        about = (kind.__doc__ or "").partition("\n")[0]
+        print(f"usage: merit {command} MODEL --data FOLDER [options]\n\n{about}\n\nThe models are: {KNOWN}.")
+        print(f"The options of a model: merit {command} MODEL --help")
+        raise SystemExit(0)
+    if argv[0].startswith("-"):
+        raise ValueError(f"the model is missing; it comes first. The models are: {KNOWN}")
+    name, model = find_model(argv[0])
+    for option, instead in replaced.items():
+        if (value := typed(argv, option)) is not None:
+            raise ValueError(
+                f"{option} {value} is of a single run; `merit {command}` takes for example {instead}"
+            )
+    config = TrainConfig(data=tyro.MISSING, model=model, optimizer=optimizer)
     required = [one.name for one in fields(kind) if one.default is MISSING and one.name != "config"]
     # What a study calls as a run does, it sets itself.
     names = {one.name for one in fields(TrainConfig)}
     own = [(TrainConfig, one.name) for one in fields(kind) if one.name in names]
     make: Any = kind
-    for option, instead in replaced.items():
-        if (value := typed(argv, option)) is not None:
-            raise ValueError(
-                f"{option} {value} applies to a single run; in {study} write for example {instead}"
-            )
     arguments: A = tyro.cli(
         kind,
         default=make(config=config, **dict.fromkeys(required, tyro.MISSING)),
         args=argv[1:],
-        prog=f"merit {command} {model_name}",
+        prog=f"merit {command} {argv[0]}",
         config=(tyro.conf.AvoidSubcommands,),  # the model has been chosen
         registry=rules(without=[*(_field(config, option) for option in replaced), *own]),
     )
@@ -146,23 +159,3 @@ def _field(config: TrainConfig, option: str) -> tuple[type, str]:
     """Return the field of an option, with its class."""
     *group, name = option.removeprefix("--").replace("-", "_").split(".")
     return type(getattr(config, group[0]) if group else config), name
-
-
-def _refuse_model(command: str, summary: str, model_name: str) -> NoReturn:
-    """Print the help, or an error about the model, and exit."""
-    parser = argparse.ArgumentParser(
-        prog=f"merit {command}",
-        usage=f"merit {command} MODEL --data FOLDER [options]",
-        description=f"{summary} The models are: {KNOWN}.",
-        epilog=f"The options of a model: merit {command} MODEL --help",
-    )
-    if model_name in ("-h", "--help"):
-        parser.print_help()
-        raise SystemExit(0)
-    if model_name.startswith("-"):
-        parser.error(f"the model is missing; it comes first. The models are: {KNOWN}")
-    try:
-        find_model(model_name)
-    except ValueError as error:
-        parser.error(str(error))
-    raise AssertionError(f"{model_name} is a model")

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import polars as pl
-
 from merit_lab.data import Dataset
-from merit_lab.results import statistic
-from merit_lab.results.page import Page, Section
+from merit_lab.results.page import Page
 from merit_lab.results.series import with_series
 from merit_lab.runs import table
-from merit_lab.study.answer import losses_table, unfinished
-from merit_lab.study.command import StudyArguments, conclude, exit_status, parse, train_all
+from merit_lab.runs.settings import show
+from merit_lab.study.answer import rank, unfinished
+from merit_lab.study.command import StudyArguments, run_study, train_all
 from merit_lab.study.contestant import Contestant
-from merit_lab.study.fields import with_values
+from merit_lab.study.fields import LR, short, value_of, with_values
 from merit_lab.study.trial import Trial, check_distinct
 from merit_lab.train import TrainConfig
 
@@ -45,18 +43,20 @@ class Arguments(StudyArguments):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit status: 128 + n after signal n, as in shells."""
+    """Run the command and return its exit status."""
 
-    def work() -> int:
-        arguments, folder = parse(Arguments, argv, command="compare", study="a comparison", replaced=REPLACED)
-        rates = parse_learning_rates(arguments.lr)
+    def work(arguments: Arguments, folder: Path) -> Callable[[], Page]:
         trials = plan(
-            arguments.config, folder, optimizers=arguments.optimizers, seeds=arguments.seeds, rates=rates
+            arguments.config,
+            folder,
+            optimizers=arguments.optimizers,
+            seeds=arguments.seeds,
+            rates=parse_learning_rates(arguments.lr),
         )
         train_all(trials, folder, arguments)
-        return conclude("merit compare", lambda: answer(trials), folder)
+        return lambda: answer(trials)
 
-    return exit_status("merit compare", work)
+    return run_study("compare", Arguments, argv, work, replaced=REPLACED)
 
 
 def plan(
@@ -66,57 +66,57 @@ def plan(
     optimizers: Sequence[str],
     seeds: Sequence[int],
     rates: Mapping[str, Sequence[float]],
+    usual: Callable[[TrainConfig], Sequence[float | None]] = lambda config: [config.optimizer.lr],
+    grid: Sequence[Mapping[str, object]] = ({},),
 ) -> list[Trial]:
-    """A trial for every optimizer, learning rate and seed; by seed, so that one seed is complete soon."""
-    check_distinct("optimizers", optimizers)
+    """A trial for every seed, optimizer, point of a grid and learning rate; one seed is complete soon.
+
+    Args:
+        base: the configuration that all share.
+        folder: the folder of the runs.
+        optimizers: contestants as text.
+        seeds: the seeds.
+        rates: learning rates by contestant or by optimizer.
+        usual: the rates of a configuration for which ``rates`` has none; None is the paper's.
+        grid: values of other fields, by dotted name.
+    """
     check_distinct("seeds", seeds)
+    check_distinct("optimizers", optimizers)
     contestants = [Contestant.parse(text) for text in optimizers]
     check_rates(rates, contestants)
     vocab_size = Dataset.open(base.data).vocab_size
-    planned = []
+    trials = []
     for seed in seeds:
         for one in contestants:
-            optimizer = one.over(base.optimizer)
-            given = {f"optimizer.{name}": value for name, value in one.given}
-            for lr in rates.get(one.text, rates.get(one.name, [given.get("optimizer.lr")])):
-                start = dataclasses.replace(base, optimizer=optimizer, seed=seed)
-                config = with_values(start, {**given, "optimizer.lr": lr}).resolve(vocab_size)
-                name = f"{one.slug}-lr{config.optimizer.lr:g}-seed{seed}"
-                planned.append(Trial(folder / name, config))
-    return planned
+            start = dataclasses.replace(base, optimizer=one.over(base.optimizer), seed=seed)
+            for values in grid:
+                for lr in rates.get(one.text, rates.get(one.name)) or usual(start):
+                    config = with_values(start, {LR: lr, **values}).resolve(vocab_size)
+                    for field, value in values.items():
+                        if value_of(config, field) != value:
+                            kept = show(value_of(config, field))
+                            raise ValueError(
+                                f"--set {field} {show(value)}: the run would have {kept}; give numbers, "
+                                "lengths as --set steps, and --no-fit-vocab with a vocabulary"
+                            )
+                    set_to = [f"{short(field)}={show(value)}" for field, value in values.items()]
+                    name = "-".join([one.slug, f"lr{config.optimizer.lr:g}", *set_to, f"seed{seed}"])
+                    name = name.replace(", ", ",").replace("/", "_")
+                    trials.append(Trial(folder / name, config))
+    return trials
 
 
 def answer(trials: Sequence[Trial]) -> Page:
     """Which of the trials' series ends lowest, and by how much."""
-    return compared(table.read(*(trial.folder for trial in trials)), "Comparison")
-
-
-def compared(records: table.Table, title: str) -> Page:
-    """The series of some runs side by side: losses, differences of all pairs, and curves."""
-    from merit_lab.results import charts  # altair takes a second to import
-
-    runs = with_series(records.runs)
-    differences = statistic.differences(runs)
-    losses = losses_table(runs)
-    best = losses.rows[0][0] if losses.rows else ""
-    rows = differences.filter((pl.col("first") == best) | (pl.col("second") == best))["words"].to_list()
-    sections = [Section("Final losses", losses, "Mean over seeds, in nats per token, the lowest first.")]
-    if not differences.is_empty():
-        caption = "Paired over seeds. All intervals hold at once with 95% confidence."
-        sections.append(Section("Differences", differences.select("words"), caption))
-    if runs["validation_loss"].is_finite().any():
-        drawn = [
-            charts.curves(runs, records.steps, against=one, name=f"loss-{one}", title=f"Loss against {one}")
-            for one in ("step", "tokens", "seconds")
-        ]
-        caption = "Thin lines are seeds, thick ones their means; a cross is where a run diverged."
-        sections.append(Section("Curves", drawn, caption))
+    runs, steps = table.read(*(trial.folder for trial in trials))
+    runs = with_series(runs)
+    ranking = rank(runs, steps)
     return Page(
-        title=title,
+        title="Comparison",
         facts=[*runs["conditions"].unique(maintain_order=True), f"{runs.height} runs"],
-        summary="; ".join(rows) + "." if rows else f"{best} is the only one." if best else "No run finished.",
-        warnings=unfinished(runs),
-        sections=sections,
+        summary=ranking.summary,
+        warnings=[*ranking.warnings, *unfinished(runs)],
+        sections=ranking.sections,
         runs=runs,
     )
 
@@ -148,7 +148,7 @@ def parse_learning_rates(texts: Iterable[str], everyone: Sequence[str] = ()) -> 
 
 
 def check_rates(rates: Mapping[str, Sequence[float]], contestants: Sequence[Contestant]) -> None:
-    """Raise if a rate is not above 0, is there twice, or is for an optimizer that is not there."""
+    """Raise ValueError if a rate is not above 0, is there twice, or is for an optimizer that is not there."""
     known = {name for one in contestants for name in (one.name, one.text)}
     for name, values in rates.items():
         if name not in known:

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from merit_lab.results.names import display_names
 from merit_lab.train import OptimizerConfig, TrainConfig
@@ -100,7 +100,7 @@ class Contestant:
         """The configuration of its optimizer; what it does not say is that of ``base``."""
         rest = base.rest if self.rest is None else self.rest
         is_same_rest = rest == base.rest
-        return dataclasses.replace(
+        config = dataclasses.replace(
             base,
             name=self.name,
             options=_merged(base.options, self.options),
@@ -108,6 +108,8 @@ class Contestant:
             rest_lr=base.rest_lr if is_same_rest else None,
             rest_options=_merged(base.rest_options if is_same_rest else (), self.rest_options),
         )
+        given: dict[str, Any] = dict(self.given)
+        return dataclasses.replace(config, **given)
 
     @property
     def _details(self) -> list[str]:

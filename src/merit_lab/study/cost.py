@@ -11,7 +11,6 @@ import torch
 
 from merit_lab.models import build
 from merit_lab.models.names import work_per_token
-from merit_lab.study.state import is_done, last_step
 from merit_lab.study.trial import Trial
 from merit_lab.text import amount
 from merit_lab.train import TrainConfig
@@ -62,11 +61,6 @@ class Cost:
             ),
         )
 
-    @classmethod
-    def of_trials(cls, trials: Iterable[Trial]) -> Cost:
-        """The remaining cost of trials."""
-        return cls.of((trial.config, _steps_done(trial)) for trial in trials)
-
     def seconds(self, speed: Speed) -> float:
         """Time of the runs, one after the other."""
         return self.flops * _BESIDES_STEPS / speed.flops
@@ -76,24 +70,16 @@ class Cost:
         return self.seconds(speed) * speed.num_gpus / 3600
 
 
-def estimate(trials: Sequence[Trial], later: Sequence[Trial] = (), jobs: int = 1) -> str:
-    """Describe the remaining work and its approximate time here; empty if all trials are done.
-
-    ``later`` are the trials that may follow, none of them begun; ``jobs`` is how many are trained at the same
-    time.
-    """
-    cost, more = Cost.of_trials(trials), Cost.of((trial.config, 0) for trial in later)
+def estimate(trials: Sequence[Trial], jobs: int = 1) -> str:
+    """The remaining work of trials and its approximate time here, as text; empty if all are done."""
+    runs = [(trial.config, trial.steps_done) for trial in trials]
+    cost = Cost.of(runs)
     if not cost.num_left:
         return ""
-    left = [trial for trial in trials if not is_done(trial.folder)]
-    speed = find_speed(max((trial.config for trial in left), key=lambda config: work_per_token(config.model)))
-    runs = "1 run" if cost.num_left == 1 else f"{cost.num_left} runs"
+    speed = find_speed(max((config for config, _ in runs), key=lambda config: work_per_token(config.model)))
     seconds = cost.seconds(speed) + (_SECONDS_TO_START_WORKERS if jobs > 1 else 0)
-    text = f"{runs}, {amount(cost.tokens)} tokens in all: about {duration(seconds)} here"
-    if more.num_left:
-        most = seconds + more.seconds(speed)
-        text += f"; then up to {more.num_left} more, at most about {duration(most)} for all of them"
-    return text
+    count = "1 run" if cost.num_left == 1 else f"{cost.num_left} runs"
+    return f"{count}, {amount(cost.tokens)} tokens in all: about {duration(seconds)} here"
 
 
 def find_speed(config: TrainConfig) -> Speed:
@@ -122,11 +108,6 @@ def _tokens_to_validate(config: TrainConfig, left: int) -> float:
         return 0
     times = math.ceil(left / every) + (left == config.steps)
     return times * config.measure.validation_sequences * config.model.context
-
-
-def _steps_done(run: Trial) -> int:
-    """All steps for a run that is done: a diverged run is not repeated either."""
-    return (run.config.steps or 0) if is_done(run.folder) else last_step(run)[0]
 
 
 def _measured(config: TrainConfig, ranks: Ranks) -> Speed:

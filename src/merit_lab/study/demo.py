@@ -94,9 +94,9 @@ def main(argv: Sequence[str]) -> int:
         flush=True,
     )
 
-    def work() -> int:
+    def work() -> None:
         trials = plan(config, options.out, optimizers=list(setup.rates), seeds=[0], rates=setup.rates)
         carry_out(trials, options.out)
-        return conclude("merit demo", lambda: answer(trials), options.out.resolve())
+        conclude("merit demo", lambda: answer(trials), options.out.resolve())
 
     return exit_status("merit demo", work)

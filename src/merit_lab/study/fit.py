@@ -1,4 +1,4 @@
-"""The scaling curve: the steps that each batch size needs, fitted to few measurements.
+"""The scaling curve: the steps that each batch size needs to a loss, fitted to few measurements.
 
 McCandlish et al. (2018, arXiv 1812.06162): with a batch of B sequences the steps to a given loss are
 
@@ -10,8 +10,9 @@ nothing. At B_crit a run takes twice the least possible steps, and twice the lea
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,3 +83,24 @@ def fit_curve(batches: Sequence[float], steps: Sequence[float]) -> ScalingCurve 
         for value, half in zip(values, reach, strict=True)
     )
     return ScalingCurve(least, critical)
+
+
+def steps_to_reach(target: float, losses: Iterable[tuple[int, float]]) -> float | None:
+    """The step at which the loss first reached ``target``; None if it never did.
+
+    ``losses`` are (step, loss) pairs in the order of steps. Between two validations the loss is interpolated
+    linearly.
+
+    Example:
+        >>> steps_to_reach(3.0, [(0, 5.0), (10, 3.5), (20, 2.5)])
+        15.0
+    """
+    before: tuple[int, float] | None = None
+    for step, loss in losses:
+        if loss <= target:
+            if before is None:
+                return float(step)
+            step_before, loss_before = before
+            return step_before + (step - step_before) * (loss_before - target) / (loss_before - loss)
+        before = (step, loss) if math.isfinite(loss) else None
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,23 +17,23 @@ from merit_lab.results.names import display_name
 from merit_lab.results.page import Page, Section
 from merit_lab.runs import table
 from merit_lab.runs.find import places
-from merit_lab.study.command import StudyArguments, conclude, exit_status, parse, train_all
-from merit_lab.study.compare import check_rates, parse_learning_rates
+from merit_lab.study.command import StudyArguments, run_study, train_all
+from merit_lab.study.compare import REPLACED, check_rates, parse_learning_rates
 from merit_lab.study.contestant import Contestant
 from merit_lab.study.fields import LR, with_values
-from merit_lab.study.fit import Estimate, ScalingCurve, fit_curve
-from merit_lab.study.reach import steps_to_reach
+from merit_lab.study.fit import Estimate, ScalingCurve, fit_curve, steps_to_reach
 from merit_lab.study.trial import Trial, check_distinct
 from merit_lab.tables import NOTHING, Table
 from merit_lab.text import join
 from merit_lab.train import OptimizerConfig, TrainConfig
 
-RateRule = Literal["list", "sqrt", "linear", "sweep"]
+Rule = Literal["sqrt", "linear", "same"]
 
-_POWERS = {"sqrt": 0.5, "linear": 1.0}
+_POWERS: dict[Rule, float] = {"sqrt": 0.5, "linear": 1.0, "same": 0.0}
 _SLACK = 1.25  # limit of a larger batch, in multiples of the steps that the next smaller one needed
 _VALIDATIONS = 50  # per run; steps are interpolated between them
 _CURVE_POINTS = 40
+_NAME = r"^(?<stem>(?<contestant>.+)-batch\d+-lr.+-to.+-seed-?\d+)-steps\d+$"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,50 +52,40 @@ class Arguments(StudyArguments):
     batches: tuple[int, ...]
     """Batch sizes in sequences; powers of two are enough."""
     lr: tuple[str, ...]
-    """Peak learning rates: RATE for all optimizers, OPTIMIZER=RATE for one; see --rule."""
+    """Peak learning rates of the smallest batch: RATE for all, OPTIMIZER=RATE for one. The best of several
+    counts at each batch."""
     optimizers: tuple[str, ...] = ("adamw", "lamb", "merit")
     """The optimizers, in order, as NAME or NAME,OPTION=VALUE,..."""
-    rule: RateRule = "sqrt"
-    """sqrt, linear: scale one rate from --base-batch; list: one rate per batch; sweep: the best per batch."""
+    rule: Rule = "sqrt"
+    """How rates grow with the batch: by its square root, linear, or not at all (same)."""
     base_batch: int | None = None
-    """The batch to which the rate of sqrt and linear applies. None: the smallest."""
+    """The batch whose rates are given. None: the smallest."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of the initial weights and of the data order."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit status: 128 + n after signal n, as in shells."""
+    """Run the command and return its exit status."""
 
-    def work() -> int:
-        replaced = {
-            "--seed": "--seeds 0 1 2",
-            "--optimizer.name": "--optimizers lamb merit",
-            "--optimizer.lr": "--lr merit=9e-3",
-            "--batch": "--batches 64 128 256",
-            "--tokens": "--steps 4000, the limit of every run",
-            "--measure.validation-every": "nothing: each run is validated fifty times",
-        }
-        arguments, folder = parse(
-            Arguments,
-            argv,
-            command="scale",
-            study="a scaling study",
-            optimizer=OptimizerConfig(final=1.0),
-            replaced=replaced,
-        )
-        _check(arguments)
-        rates = choose_rates(arguments)
+    def work(arguments: Arguments, folder: Path) -> Callable[[], Page]:
+        rates = rates_by_batch(arguments)
         for batch in sorted(arguments.batches):
             train_all(plan(arguments, folder, rates, batch), folder, arguments)
-        return conclude("merit scale", lambda: answer(folder, arguments.target), folder)
+        return lambda: answer(folder, arguments.target)
 
-    return exit_status("merit scale", work)
+    replaced = {
+        **REPLACED,
+        "--batch": "--batches 64 128 256",
+        "--tokens": "--steps 4000, the limit of every run",
+        "--measure.validation-every": "nothing: each run is validated fifty times",
+    }
+    return run_study("scale", Arguments, argv, work, replaced=replaced, optimizer=OptimizerConfig(final=1.0))
 
 
-def _check(arguments: Arguments) -> None:
-    check_distinct("seeds", arguments.seeds)
-    check_distinct("batches", arguments.batches)
-    check_distinct("optimizers", arguments.optimizers)
+def rates_by_batch(arguments: Arguments) -> dict[tuple[str, int], list[float]]:
+    """Check the arguments; return the learning rates of each optimizer and batch."""
+    for noun in ("seeds", "batches", "optimizers"):
+        check_distinct(noun, getattr(arguments, noun))
     if not (math.isfinite(arguments.target) and arguments.target > 0):
         raise ValueError(f"the target is {arguments.target}; it must be a validation loss in nats, above 0")
     if arguments.config.steps is None:
@@ -103,86 +93,45 @@ def _check(arguments: Arguments) -> None:
             "the maximum number of steps is not given; pass --steps, with more than the smallest batch is "
             "expected to need"
         )
-
-
-def choose_rates(arguments: Arguments) -> dict[str, dict[int, list[float]]]:
-    """Learning rates by optimizer and batch, by the chosen rule."""
     smallest = min(arguments.batches)
-    base_batch = smallest if arguments.base_batch is None else arguments.base_batch
-    for option, size in (("a batch", smallest), ("--base-batch", base_batch)):
-        check_at_least(option, size, 1)
-    by_optimizer = parse_learning_rates(arguments.lr, everyone=arguments.optimizers)
-    check_rates(by_optimizer, [Contestant.parse(text) for text in arguments.optimizers])
-    if missing := [name for name in arguments.optimizers if not by_optimizer.get(name)]:
+    base = smallest if arguments.base_batch is None else arguments.base_batch
+    check_at_least("a batch", smallest, 1)
+    check_at_least("--base-batch", base, 1)
+    given = parse_learning_rates(arguments.lr, everyone=arguments.optimizers)
+    check_rates(given, [Contestant.parse(text) for text in arguments.optimizers])
+    if missing := [name for name in arguments.optimizers if not given.get(name)]:
         raise ValueError(f"{missing[0]} has no learning rate; write for example --lr {missing[0]}=1e-3")
+    power = _POWERS[arguments.rule]
     return {
-        name: rates_by_batch(arguments.rule, by_optimizer[name], arguments.batches, base_batch, name)
+        (name, batch): [float(f"{rate * (batch / base) ** power:.4g}") for rate in sorted(given[name])]
         for name in arguments.optimizers
+        for batch in arguments.batches
     }
 
 
-def rates_by_batch(
-    rule: RateRule, rates: Sequence[float], batches: Sequence[int], base_batch: int, optimizer: str
-) -> dict[int, list[float]]:
-    """The learning rates of each batch size.
-
-    "list" uses ``rates`` unchanged, one for each batch in its order or one for all; "sqrt" and "linear" scale
-    one rate, that of ``base_batch``; "sweep" tries every rate at every batch.
-
-    Example:
-        >>> rates_by_batch("sqrt", [0.01], [16, 64], 16, "merit")
-        {16: [0.01], 64: [0.02]}
-    """
-    if rule == "sweep":
-        return {batch: sorted(rates) for batch in batches}
-    if rule == "list":
-        if len(rates) not in (1, len(batches)):
-            raise ValueError(
-                f"{optimizer} has {len(rates)} learning rates for {len(batches)} batch sizes; --rule list "
-                "takes one for each batch in its order, or one for all"
-            )
-        by_batch = rates if len(rates) > 1 else [*rates] * len(batches)
-        return {batch: [rate] for batch, rate in zip(batches, by_batch, strict=True)}
-    if len(rates) != 1:
-        raise ValueError(
-            f"{optimizer} has {len(rates)} learning rates; --rule {rule} takes one, that of the batch of "
-            f"{base_batch}. To try several at each batch, use --rule sweep."
-        )
-    power = _POWERS[rule]
-    return {batch: [float(f"{rates[0] * (batch / base_batch) ** power:.4g}")] for batch in batches}
-
-
 def plan(
-    arguments: Arguments, folder: Path, rates: Mapping[str, Mapping[int, Sequence[float]]], batch: int
+    arguments: Arguments, folder: Path, rates: Mapping[tuple[str, int], Sequence[float]], batch: int
 ) -> list[Trial]:
     """The trials with one batch; those with smaller ones are done, and say how long these may be.
 
     A run that is there is used as it is if it reached the target, diverged, or is long enough.
     """
     base, vocab_size = arguments.config, Dataset.open(arguments.config.data).vocab_size
-    there = attempts(folder, arguments.target) if _holds_runs(folder) else None
+    there = attempts(folder, arguments.target) if places(folder) else None
     trials = []
     for seed in arguments.seeds:
         for text in arguments.optimizers:
             one = Contestant.parse(text)
-            steps = _limit(base, there, one, batch)
-            for lr in rates[text][batch]:
+            start = dataclasses.replace(base, optimizer=one.over(base.optimizer))
+            limit = _limit(base, there, one, batch)
+            for lr in rates[text, batch]:
                 name = f"{one.slug}-batch{batch}-lr{lr:g}-to{arguments.target:g}-seed{seed}"
-                found = () if there is None else there.filter(pl.col("stem") == name).to_dicts()
-                enough = [run for run in found if _is_enough(run, steps)]
-                planned = enough[0]["steps"] if enough else steps
-                values = {f"optimizer.{field}": value for field, value in one.given}
-                values |= {LR: lr, "batch": batch, "seed": seed, "steps": planned, "target": arguments.target}
-                values["measure.validation_every"] = math.ceil(planned / _VALIDATIONS)
-                start = dataclasses.replace(base, optimizer=one.over(base.optimizer))
+                steps = limit if there is None else _enough(there.filter(pl.col("stem") == name), limit)
+                values = {LR: lr, "batch": batch, "seed": seed, "steps": steps, "target": arguments.target}
+                values["measure.validation_every"] = math.ceil(steps / _VALIDATIONS)
                 config = with_values(start, values).resolve(vocab_size)
-                trials.append(Trial(folder / f"{name}-steps{planned}", config))
+                trials.append(Trial(folder / f"{name}-steps{steps}", config))
     return trials
-
-
-def _holds_runs(folder: Path) -> bool:
-    """Whether a folder, which may be yet to make, holds runs."""
-    return bool(places(folder))
 
 
 def _limit(base: TrainConfig, there: pl.DataFrame | None, one: Contestant, batch: int) -> int:
@@ -190,19 +139,19 @@ def _limit(base: TrainConfig, there: pl.DataFrame | None, one: Contestant, batch
     assert base.steps is not None
     if there is None:
         return base.steps
-    mine = chosen(there).filter(pl.col("contestant") == one.slug, pl.col("batch") < batch)
-    if mine.is_empty():
-        return base.steps
-    (most,) = mine.filter(pl.col("batch") == pl.col("batch").max()).select(pl.col("reached").max()).row(0)
+    smaller = chosen(there).filter(pl.col("contestant") == one.slug, pl.col("batch") < batch)
+    most = smaller.filter(pl.col("batch") == pl.col("batch").max())["reached"].max()
+    assert most is None or isinstance(most, float)
     return base.steps if most is None else min(base.steps, math.ceil(_SLACK * most))
 
 
-def _is_enough(run: Mapping[str, object], steps: int) -> bool:
-    if run["reached"] is not None or run["status"] == "diverged":
-        return True
-    planned = run["steps"]
-    assert isinstance(planned, int)
-    return planned >= steps
+def _enough(runs: pl.DataFrame, limit: int) -> int:
+    """The length of one of these runs that needs no repetition; the limit if there is none."""
+    is_enough = (
+        pl.col("reached").is_not_null() | (pl.col("status") == "diverged") | (pl.col("steps") >= limit)
+    )
+    lengths = runs.filter(is_enough)["steps"]
+    return limit if lengths.is_empty() else int(lengths[0])
 
 
 def attempts(folder: Path, target: float) -> pl.DataFrame:
@@ -211,22 +160,20 @@ def attempts(folder: Path, target: float) -> pl.DataFrame:
     ``reached`` are the steps to the target, interpolated between validations; null if it was not reached.
     """
     runs, steps = table.read(folder)
-    pattern = r"^(?<stem>(?<contestant>.+)-batch\d+-lr[^-]+(?:-\d+)?-to[0-9.e+]+-seed-?\d+)-steps\d+$"
-    name = pl.col("run").str.split("/").list.last()
     runs = runs.filter(pl.col("target") == target) if "target" in runs.columns else runs.clear()
-    runs = runs.with_columns(name.str.extract_groups(pattern).alias("name")).unnest("name")
+    names = pl.col("run").str.split("/").list.last().str.extract_groups(_NAME)
+    runs = runs.with_columns(names.alias("name")).unnest("name").drop_nulls("contestant")
     losses = steps.drop_nulls("validation_loss").sort("step")
     reached = []
     for run in runs["run"]:
         points = list(losses.filter(pl.col("run") == run).select("step", "validation_loss").iter_rows())
-        needed = steps_to_reach(target, points)
-        if needed == 0:
+        reached.append(steps_to_reach(target, points))
+        if reached[-1] == 0:
             raise ValueError(
                 f"the target {target:g} is not below the initial loss, {points[0][1]:.3f} in {run}; choose a "
                 "lower target"
             )
-        reached.append(needed)
-    return runs.with_columns(pl.Series("reached", reached, dtype=pl.Float64)).drop_nulls("contestant")
+    return runs.with_columns(pl.Series("reached", reached, dtype=pl.Float64))
 
 
 def chosen(runs: pl.DataFrame) -> pl.DataFrame:
@@ -247,53 +194,42 @@ def chosen(runs: pl.DataFrame) -> pl.DataFrame:
 def answer(folder: Path, target: float) -> Page:
     """The steps at each batch, and the curve fitted to them, of all runs in a folder."""
     runs = attempts(folder, target)
-    best = chosen(runs)
-    names = {
-        slug: display_name(name) for slug, name in runs.select("contestant", "optimizer.name").iter_rows()
+    kinds = dict(runs.select("contestant", "optimizer.name").iter_rows())
+    titles = {slug: display_name(name) for slug, name in kinds.items()}
+    names = titles if len(set(titles.values())) == len(titles) else {slug: slug for slug in titles}
+    series = pl.col("contestant").replace_strict(names, return_dtype=pl.String)
+    best = chosen(runs).with_columns(series.alias("series"))
+    # The curve is that of the batches at which every seed reached the target.
+    whole = best.filter(pl.col("reached").is_not_null().all().over("series", "batch"))
+    by_series = {name: whole.filter(pl.col("series") == name) for name in names.values()}
+    curves = {
+        name: fit_curve(mine["batch"].to_list(), mine["reached"].to_list())
+        for name, mine in by_series.items()
     }
-    if len(set(names.values())) < len(names):
-        names = {slug: slug for slug in names}
-    best = best.with_columns(
-        pl.col("contestant").replace_strict(names, return_dtype=pl.String).alias("series")
-    )
-    curves = {name: _fit(best.filter(pl.col("series") == name)) for name in names.values()}
     context = int(runs["model.context"][0])
     sections = [
         Section("Steps to the target", _steps_table(best, context), "At the best rate of each batch."),
         Section(
             "The critical batch",
-            _curve_table(curves, best, context),
+            _curve_table(curves, by_series, context),
             "Fitted: S = S_min (1 + B_crit / B). At the critical batch a run takes twice the least steps and "
             "twice the least data.",
         ),
         *_chart(best, curves, target),
     ]
+    said = "; ".join(_describe(name, mine, curves[name]) for name, mine in by_series.items())
     return Page(
         title=f"Steps to a loss of {target:g}",
         facts=[f"{runs.height} runs", f"{context} tokens a sequence"],
-        summary=f"To a validation loss of {target:g}: "
-        + "; ".join(
-            _describe(name, best.filter(pl.col("series") == name), curve) for name, curve in curves.items()
-        )
-        + ".",
+        summary=f"To a validation loss of {target:g}: {said}.",
         warnings=_warnings(runs, best),
         sections=sections,
         runs=runs,
     )
 
 
-def _whole(best: pl.DataFrame) -> pl.DataFrame:
-    """The batches at which every seed reached the target."""
-    return best.filter(pl.col("reached").is_not_null().all().over("series", "batch"))
-
-
-def _fit(mine: pl.DataFrame) -> ScalingCurve | None:
-    whole = _whole(mine)
-    return fit_curve(whole["batch"].cast(pl.Float64).to_list(), whole["reached"].to_list())
-
-
-def _describe(name: str, mine: pl.DataFrame, curve: ScalingCurve | None) -> str:
-    means = _whole(mine).group_by("batch").agg(pl.col("reached").mean()).sort("batch").rows()
+def _describe(name: str, whole: pl.DataFrame, curve: ScalingCurve | None) -> str:
+    means = whole.group_by("batch").agg(pl.col("reached").mean()).sort("batch").rows()
     if not means:
         return f"{name} did not reach it with any batch"
     (first, needed), (last, fewer) = means[0], means[-1]
@@ -318,15 +254,16 @@ def _warnings(runs: pl.DataFrame, best: pl.DataFrame) -> list[str]:
             f"{row['series']} did not reach the target with seed {row['seed']} at a batch of {row['batch']} "
             f"({why}); this batch is left out of the curve."
         )
-    for row in best.unique(["series", "batch"], maintain_order=True).to_dicts():
-        mine = runs.filter(pl.col("contestant") == row["contestant"], pl.col("batch") == row["batch"])
-        rates = mine[LR].unique().sort().to_list()
-        if len(rates) > 1 and row[LR] in (rates[0], rates[-1]):
-            edge = "lowest" if row[LR] == rates[0] else "highest"
-            remarks.append(
-                f"{row['series']}'s best learning rate with a batch of {row['batch']}, {row[LR]:g}, is the "
-                f"{edge} that was tried: fewer steps may suffice."
-            )
+    key = ["contestant", "batch"]
+    tried = runs.group_by(key).agg(pl.col(LR).min().alias("lowest"), pl.col(LR).max().alias("highest"))
+    ends = best.unique(key, maintain_order=True).join(tried, on=key, maintain_order="left")
+    for row in ends.filter(pl.col("lowest") < pl.col("highest")).to_dicts():
+        remarks += [
+            f"{row['series']}'s best learning rate with a batch of {row['batch']}, {row[LR]:g}, is the "
+            f"{side} that was tried: fewer steps may suffice."
+            for side in ("lowest", "highest")
+            if row[LR] == row[side]
+        ]
     if left := runs.filter(~pl.col("status").is_in(["finished", "diverged"]))["run"].to_list():
         remarks.append(f"{join(left)} {'is' if len(left) == 1 else 'are'} not finished.")
     return remarks
@@ -351,10 +288,12 @@ def _steps_table(best: pl.DataFrame, context: int) -> Table:
     return Table((*head, "Of the ideal speed-up"), tuple(rows))
 
 
-def _curve_table(curves: Mapping[str, ScalingCurve | None], best: pl.DataFrame, context: int) -> Table:
+def _curve_table(
+    curves: Mapping[str, ScalingCurve | None], whole: Mapping[str, pl.DataFrame], context: int
+) -> Table:
     rows = []
     for name, curve in curves.items():
-        num = str(_whole(best.filter(pl.col("series") == name)).height)
+        num = str(whole[name].height)
         if curve is None:
             rows.append((name, *[NOTHING] * 5, num))
             continue

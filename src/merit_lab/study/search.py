@@ -11,8 +11,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -21,11 +20,9 @@ from merit_lab.checks import check_at_least
 from merit_lab.data import Dataset
 from merit_lab.runs import RunInUse, durable
 from merit_lab.study.cost import duration, estimate
-from merit_lab.study.state import is_done
 from merit_lab.study.trial import Trial, check_folders
 from merit_lab.study.trials import Trials
-from merit_lab.train.jobs import hand_out
-from merit_lab.train.loop import train
+from merit_lab.train.jobs import Done, Job, hand_out
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.pool import Pool
 from merit_lab.train.start import check_run
@@ -48,7 +45,8 @@ def carry_out(
     Args:
         trials: the trials, each in a folder below ``folder``; the first have priority.
         folder: the study's folder, on a file system that all its machines share.
-        jobs: trials to train at the same time in this call.
+        jobs: trials to train at the same time in this call. If a trial fails, the others are trained first;
+            with one job its error is raised at once.
         storage: URL of a database that holds the trials in place of a journal in the folder.
         conclude: called whenever a trial is done, to look at what is there; on the first rank.
     """
@@ -59,110 +57,89 @@ def carry_out(
             f"--jobs is {jobs}, but the {ranks.size} processes of torchrun train one run at a time together; "
             "leave out --jobs, or start the command without torchrun"
         )
-    left = ranks.first(lambda: _begin(trials, folder, storage, ranks))
-    if left and (text := ranks.first(lambda: estimate(trials, jobs=jobs))) and ranks.is_first:
-        print(text, file=sys.stderr)
-    if min(jobs, left) > 1:
-        _side_by_side(trials, folder, min(jobs, left), storage, conclude)
-    else:
-        _one_by_one(trials, folder, storage, ranks, conclude)
+    jobs = min(jobs, ranks.first(lambda: _begin(trials, folder, storage, ranks, jobs)))
+    console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
+    held = Trials(folder, storage) if ranks.is_first else None
+    taken: dict[Path, contextlib.ExitStack] = {}
+    failed: dict[Path, str] = {}
+    pool, began, num_here, waits = Pool(), time.monotonic(), 0, False
+
+    def say(place: int, text: str) -> None:
+        console.print(f"[{place} of {len(trials)}] {text}", markup=False, soft_wrap=True)
+
+    def left() -> list[Trial]:
+        return [trial for trial in trials if not (trial.is_done or trial.folder in failed)]
+
+    with contextlib.ExitStack() as everything:
+
+        def take(but: Collection[Path]) -> Trial | None:
+            stack = everything.enter_context(contextlib.ExitStack())
+            free = [trial for trial in left() if trial.folder not in taken and trial.folder not in but]
+            trial = stack.enter_context(held.take(free)) if held else None
+            if trial is not None:
+                taken[trial.folder] = stack
+                say(trials.index(trial) + 1, f"{trial.folder.name} {'resumes' if trial.exists else 'starts'}")
+            return trial
+
+        while ranks.first(left):
+            busy: set[Path] = set()  # what another command than a study's trains
+
+            def draw(busy: set[Path] = busy) -> Iterator[Job]:
+                while trial := ranks.first(lambda: take(busy)):
+                    yield trial.folder, trial.config
+
+            for done in hand_out(draw(), jobs, folder / "logs") if jobs > 1 else _train(draw(), pool):
+                waits = False
+                if done.status == "in use":
+                    busy.add(done.folder)
+                else:
+                    num_here += 1
+                if done.status == "failed":
+                    failed[done.folder] = done.error
+                if ranks.is_first:
+                    taken.pop(done.folder).close()
+                    to_do = len(left())
+                    seconds = (time.monotonic() - began) * to_do / max(1, num_here)
+                    rest = f", about {duration(seconds)} left" if to_do else ""
+                    say(len(trials) - to_do, f"{done.folder.name} {done.status}{rest}")
+                if done.status not in ("failed", "in use"):
+                    ranks.first(conclude)
+            if ranks.first(left):
+                if not waits:
+                    console.print("waiting for trials that other processes train", style="bold")
+                waits = True
+                time.sleep(_POLL_SECONDS)
+    if failed:
+        path, error = next(iter(failed.items()))
+        raise ChildProcessError(f"{len(failed)} runs failed; {path.name}: {error}")
 
 
-def _begin(trials: Sequence[Trial], folder: Path, storage: str | None, ranks: Ranks) -> int:
-    """Check all trials and add them to the study; return how many are not done."""
+def _begin(trials: Sequence[Trial], folder: Path, storage: str | None, ranks: Ranks, jobs: int) -> int:
+    """Check all trials, add them to the study, and say what they take; return how many are not done."""
     datasets = {data: Dataset.open(data) for data in {trial.config.data for trial in trials}}
     check_folders(trials, datasets)
-    checked = set()
-    for trial in trials:
+    left, checked = [trial for trial in trials if not trial.is_done], set()
+    for trial in left:
         config = dataclasses.replace(trial.config, seed=0)  # a seed changes nothing here
-        if config not in checked and not is_done(trial.folder):
+        if config not in checked:
             try:
                 check_run(config, datasets[config.data], ranks)
             except ValueError as error:
                 raise ValueError(f"the run {trial.folder.name} cannot be trained: {error}") from error
             checked.add(config)
     Trials(folder, storage).add(trials)
-    return sum(not is_done(trial.folder) for trial in trials)
+    if text := estimate(trials, jobs):
+        print(text, file=sys.stderr)
+    return len(left)
 
 
-def _one_by_one(
-    trials: Sequence[Trial],
-    folder: Path,
-    storage: str | None,
-    ranks: Ranks,
-    conclude: Callable[[], object] = lambda: None,
-) -> None:
-    """Train one trial after the other in this process until all are done."""
-    console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
-    held = Trials(folder, storage) if ranks.is_first else None
-    pool, waits = Pool(), False
-
-    def take(left: Sequence[Trial], stack: contextlib.ExitStack) -> Trial | None:
-        return stack.enter_context(held.take(left)) if held else None
-
-    while left := ranks.first(lambda: [trial for trial in trials if not is_done(trial.folder)]):
-        with contextlib.ExitStack() as stack:
-            taken = ranks.first(partial(take, left, stack))
-            if taken is not None:
-                waits = False
-                place, verb = trials.index(taken) + 1, "resumes" if taken.exists else "starts"
-                text = f"[{place} of {len(trials)}] {taken.folder.name} {verb}"
-                console.print(text, style="bold", markup=False, soft_wrap=True)
-                with contextlib.suppress(RunInUse):  # by another command than a study's
-                    train(taken.config, taken.folder, pool=pool)
-        if taken is not None and ranks.first(partial(is_done, taken.folder)):
-            ranks.first(conclude)
-            continue
-        if not waits:
-            console.print("waiting for trials that other processes train", style="bold")
-        waits = True
-        time.sleep(_POLL_SECONDS)
-
-
-def _side_by_side(
-    trials: Sequence[Trial], folder: Path, num: int, storage: str | None, conclude: Callable[[], object]
-) -> None:
-    """Train in ``num`` processes. This one holds the trials that they train."""
-    console = Console(stderr=True, highlight=False)
-    held, failed = Trials(folder, storage), dict[Path, str]()
-    taken: dict[Path, contextlib.ExitStack] = {}
-    began, num_here = time.monotonic(), 0
-
-    def left() -> list[Trial]:
-        return [one for one in trials if not (is_done(one.folder) or one.folder in failed)]
-
-    with contextlib.ExitStack() as everything:
-
-        def draw() -> Iterator[tuple[Path, object]]:
-            while True:
-                stack = everything.enter_context(contextlib.ExitStack())
-                trial = stack.enter_context(held.take([one for one in left() if one.folder not in taken]))
-                if trial is None:
-                    return
-                taken[trial.folder] = stack
-                yield trial.folder, trial.config
-
-        while left():
-            for done in hand_out(draw(), num, folder / "logs"):  # type: ignore[arg-type]
-                taken.pop(done.folder).close()
-                if done.status == "failed":
-                    failed[done.folder] = done.error
-                num_here += done.status != "in use"
-                if is_done(done.folder):
-                    conclude()
-                to_do = len(left())
-                seconds = (time.monotonic() - began) * to_do / max(1, num_here)
-                text = f"[{len(trials) - to_do} of {len(trials)}] {done.folder.name} {done.status}"
-                console.print(
-                    text + (f", about {duration(seconds)} left" if to_do else ""),
-                    markup=False,
-                    soft_wrap=True,
-                )
-            if left():
-                time.sleep(_POLL_SECONDS)
-    if failed:
-        folder_, error = next(iter(failed.items()))
-        raise ChildProcessError(f"{len(failed)} runs failed; {folder_.name}: {error}")
+def _train(jobs: Iterable[Job], pool: Pool) -> Iterator[Done]:
+    """Train one trial after the other in this process."""
+    for folder, config in jobs:
+        status = "in use"
+        with contextlib.suppress(RunInUse):
+            status = pool.train(config, folder).status
+        yield Done(folder, status)
 
 
 def write_list(trials: Sequence[Trial], path: Path) -> None:

@@ -54,6 +54,11 @@ class Axis:
     def is_fixed(self) -> bool:
         return self.low == self.high
 
+    @property
+    def is_rate(self) -> bool:
+        """Whether it is a learning rate, or a share of one."""
+        return self.name in ("lr", "rest_lr", "rest_share")
+
     def at(self, unit: float) -> float:
         """The value at a place from 0 to 1."""
         if self.is_fixed:

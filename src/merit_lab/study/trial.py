@@ -8,8 +8,10 @@ from pathlib import Path
 
 from merit_lab.data import Dataset
 from merit_lab.results.series import makes_a_series
-from merit_lab.runs import Run, holds_run
+from merit_lab.runs import OVER, Run, holds_run, is_locked
 from merit_lab.train import TrainConfig
+
+_DONE: set[Path] = set()  # runs that are over are not read again
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,26 @@ class Trial:
         return holds_run(self.folder)
 
     @property
-    def status(self) -> str:
-        """The status of its run; "planned" if it was not started."""
-        return Run.open(self.folder).status if self.exists else "planned"
+    def is_done(self) -> bool:
+        """Whether the run has finished, diverged or been abandoned."""
+        folder = self.folder.resolve()  # what is known must not depend on the current folder
+        if not self.exists:
+            return False
+        if folder not in _DONE and not is_locked(folder) and Run.open(folder).outcome in OVER:
+            _DONE.add(folder)
+        return folder in _DONE
+
+    @property
+    def steps_done(self) -> int:
+        """The steps that need not be trained any more: all of a run that is over, even if it diverged."""
+        if self.is_done:
+            return self.config.steps or 0
+        lines = Run.open(self.folder).metrics("train") if self.exists else []
+        return int(lines[-1]["step"]) if lines else 0
 
 
 def check_distinct(noun: str, values: Sequence[object]) -> None:
-    """Raise if ``values`` is empty or has duplicates."""
+    """Raise ValueError if ``values`` is empty or has duplicates."""
     if not values:
         raise ValueError(f"no {noun} are given; at least one is needed")
     if len(set(values)) < len(values):
@@ -39,7 +54,7 @@ def check_distinct(noun: str, values: Sequence[object]) -> None:
 
 
 def check_folders(trials: Sequence[Trial], datasets: Mapping[Path, Dataset]) -> None:
-    """Raise if two trials would share a folder, or if one holds a run with other settings or data."""
+    """Raise ValueError if two trials share a folder, or if one holds a run with other settings or data."""
     first: dict[Path, Trial] = {}
     for trial in trials:
         if other := first.get(trial.folder):

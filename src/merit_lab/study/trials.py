@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from merit_lab.runs import Run, RunInUse, durable, lock
-from merit_lab.study.state import is_done
 from merit_lab.study.trial import Trial
 
 if TYPE_CHECKING:
@@ -49,20 +48,19 @@ class Trials:
     def add(self, trials: Sequence[Trial]) -> None:
         """Add the trials that are not there yet, in this order. What a name stands for never changes."""
         with lock(self.folder, patience=_PATIENCE):
-            known = {one.user_attrs["run"]: one.user_attrs["config"] for one in self._frozen()}
-            for trial in trials:
-                name, fingerprint = self._name(trial), trial.config.fingerprint
-                if known.setdefault(name, fingerprint) != fingerprint:
+            there = {one.user_attrs["run"]: one.user_attrs["config"] for one in self._frozen()}
+            planned = {self._name(trial): trial.config.fingerprint for trial in trials}
+            for name, config in planned.items():
+                if there.get(name, config) != config:
                     raise ValueError(
                         f"{self.folder} has planned {name} with other settings; give the options that it was "
                         "planned with, or another folder with --out"
                     )
-            there = {one.user_attrs["run"] for one in self._frozen()}
-            for name in dict.fromkeys(map(self._name, trials)):
+            for name, config in planned.items():
                 if name not in there:
-                    self._study.enqueue_trial({}, user_attrs={"run": name, "config": known[name]})
+                    self._study.enqueue_trial({}, user_attrs={"run": name, "config": config})
         with contextlib.ExitStack() as held:
-            self._take([trial for trial in trials if is_done(trial.folder)], held)  # which tells of them
+            self._take([trial for trial in trials if trial.is_done], held)  # which tells of them
 
     @contextlib.contextmanager
     def take(self, wanted: Sequence[Trial]) -> Iterator[Trial | None]:
@@ -70,7 +68,7 @@ class Trials:
         with contextlib.ExitStack() as held:
             taken = self._take(wanted, held)
             yield None if taken is None else taken[0]
-            if taken is not None and is_done(taken[0].folder):
+            if taken is not None and taken[0].is_done:
                 self._tell(*taken)
 
     def _take(self, wanted: Sequence[Trial], held: contextlib.ExitStack) -> tuple[Trial, int] | None:
@@ -92,7 +90,7 @@ class Trials:
                     continue  # another process has just done it
                 if state == TrialState.WAITING:
                     self._storage.set_trial_state_values(self._id(one.number), TrialState.RUNNING)
-                if is_done(names[name].folder):  # without Optuna, or before its journal was written
+                if names[name].is_done:  # without Optuna, or before its journal was written
                     self._tell(names[name], one.number)
                     continue
                 held.push(tried.pop_all())

@@ -48,7 +48,7 @@ def test_all_are_tuned_alike_and_the_best_is_trained_with_fresh_seeds(
     tuned = runs.filter(pl.col("kind") == "tune")
     assert sorted(tuned["slug"].to_list()) == sorted(["adamw", "muon", "muon-merit"] * 4)
     assert tuned["seed"].unique().to_list() == [0]
-    best = arena.best_of(runs)
+    best = dict(arena.best_of(runs).select("slug", "number").iter_rows())
     finals = runs.filter(pl.col("kind") == "final")
     assert sorted(finals["run"]) == sorted(
         f"{slug}-final{number:03d}-seed{seed}" for slug, number in best.items() for seed in (1, 2, 3)
@@ -151,7 +151,7 @@ def test_the_folder_says_which_arena_it_is(
         (["--optimizers", "adamw,lr=none"], "has lr=none; it must be a number above 0"),
         (["--space", "muon.lr=0.1"], "names muon, which is none of the contestants: adamw"),
         (["--measure.validation-every", "0"], "an arena compares validation losses"),
-        (["--optimizer.lr", "0.1"], "--optimizer.lr 0.1 applies to a single run; in an arena write"),
+        (["--optimizer.lr", "0.1"], "--optimizer.lr 0.1 is of a single run; `merit arena` takes"),
         (["--add", "muon"], "holds no arena; `merit arena ... --out"),
         (["--jobs", "0"], "--jobs is 0"),
     ],

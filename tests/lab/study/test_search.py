@@ -1,5 +1,6 @@
 """Trials are carried out once each, whatever ends the processes that train them."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -7,11 +8,16 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from merit_lab.models import ModelConfig
@@ -19,13 +25,16 @@ from merit_lab.runs import Run, RunInUse
 from merit_lab.study import search
 from merit_lab.study.search import carry_out
 from merit_lab.study.trial import Trial
+from merit_lab.study.trials import Trials
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
+from merit_lab.train.jobs import Done, Job
+from merit_lab.train.pool import Pool
 
 NUM, STEPS = 5, 40
 _FORKS = multiprocessing.get_context("fork")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config(data: Path) -> TrainConfig:
     return TrainConfig(
         data=data,
@@ -36,6 +45,14 @@ def config(data: Path) -> TrainConfig:
         batch=4,
         steps=STEPS,
     ).resolve(256)
+
+
+@pytest.fixture(scope="module")
+def calm(config: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("calm") / "study"
+    carry_out(trials(config, folder), folder)
+    return folder
 
 
 def trials(config: TrainConfig, folder: Path, num: int = NUM) -> list[Trial]:
@@ -58,42 +75,78 @@ def told(folder: Path) -> list[int]:
     return [line["trial_id"] for line in lines if line.get("state") in (1, 3)]
 
 
-def _forked(planned: list[Trial], folder: Path) -> Any:
-    process = _FORKS.Process(target=carry_out, args=(planned, folder))
-    process.start()
-    return process
+def disturbed(planned: list[Trial], folder: Path, storage: str | None = None) -> None:
+    """Two processes carry out the trials; five times one of them is killed, and begun again."""
 
+    def begin() -> Any:
+        process = _FORKS.Process(target=carry_out, args=(planned, folder, 1, storage))
+        process.start()
+        return process
 
-def test_killed_processes_lose_and_double_no_trial(config: TrainConfig, tmp_path: Path) -> None:
-    calm, wild = tmp_path / "calm", tmp_path / "wild"
-    carry_out(trials(config, calm), calm)
-    expected = losses(trials(config, calm))
-
-    planned, chance = trials(config, wild), random.Random(1)
-    running = [_forked(planned, wild) for _ in range(2)]
+    running, chance = [begin(), begin()], random.Random(1)
     for _ in range(5):
         time.sleep(chance.uniform(0.1, 0.8))
         victim = chance.choice(running)
         os.kill(victim.pid, signal.SIGKILL)
         victim.join()
-        running[running.index(victim)] = _forked(planned, wild)
+        running[running.index(victim)] = begin()
     for process in running:
         process.join()
         assert process.exitcode == 0
-    assert losses(planned) == expected
-    assert sorted(told(wild)) == list(range(NUM))
 
 
-def test_the_journal_is_made_again_from_the_runs(config: TrainConfig, tmp_path: Path) -> None:
-    folder = tmp_path / "study"
-    planned = trials(config, folder, num=3)
-    carry_out(planned[:2], folder)
-    before = [(trial.folder / "metrics.jsonl").read_bytes() for trial in planned[:2]]
+def test_killed_processes_lose_and_double_no_trial(config: TrainConfig, calm: Path, tmp_path: Path) -> None:
+    planned = trials(config, tmp_path)
+    disturbed(planned, tmp_path)
+    assert losses(planned) == losses(trials(config, calm))
+    assert sorted(told(tmp_path)) == list(range(NUM))
+
+
+@pytest.fixture
+def postgresql() -> Iterator[str]:
+    """The URL of a database of Debian's PostgreSQL, which refuses to run as root."""
+    pytest.importorskip("psycopg2")
+    if not (initdb := shutil.which("initdb", path=f"/usr/lib/postgresql/15/bin:{os.environ['PATH']}")):
+        pytest.skip("PostgreSQL is not installed")
+    user: Any = "nobody" if os.geteuid() == 0 else None
+    control = Path(initdb).resolve().with_name("pg_ctl")
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        if user:
+            shutil.chown(folder, user)
+        files, options = f"{folder}/files", f"-p {port} -k {folder} -c listen_addresses=127.0.0.1"
+        run = partial(subprocess.run, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL)
+        run([initdb, "-D", files, "-U", "merit", "--auth=trust"])
+        run([control, "-D", files, "-l", f"{folder}/log", "-o", options, "-w", "start"])
+        try:
+            yield f"postgresql://merit@127.0.0.1:{port}/postgres"
+        finally:
+            run([control, "-D", files, "-m", "immediate", "stop"])
+
+
+@pytest.mark.slow
+def test_a_database_holds_the_trials_of_several_machines(
+    config: TrainConfig, calm: Path, tmp_path: Path, postgresql: str
+) -> None:
+    planned = trials(config, tmp_path)
+    disturbed(planned, tmp_path, postgresql)
+    assert losses(planned) == losses(trials(config, calm))
+    study = optuna.load_study(study_name=tmp_path.name, storage=postgresql)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * NUM
+    assert not (tmp_path / "study.journal").exists()
+
+
+def test_the_journal_is_made_again_from_the_runs(config: TrainConfig, calm: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(calm, tmp_path / "study")
+    planned = trials(config, folder)
+    before = [(trial.folder / "metrics.jsonl").read_bytes() for trial in planned]
     journal = folder / "study.journal"
     with journal.open("a") as file:
         file.write('{"op_code": 4, "tri')  # of a process that was killed
     carry_out(planned, folder)
-    assert told(folder) == [0, 1, 2]
+    assert told(folder) == list(range(NUM))
 
     content = journal.read_bytes()
     journal.write_bytes(content[:100] + b"\xff" + content[101:])
@@ -101,18 +154,50 @@ def test_the_journal_is_made_again_from_the_runs(config: TrainConfig, tmp_path: 
         carry_out(planned, folder)
     journal.unlink()
     carry_out(planned, folder)
-    assert told(folder) == [0, 1, 2]
-    assert before == [(trial.folder / "metrics.jsonl").read_bytes() for trial in planned[:2]]
+    assert told(folder) == list(range(NUM))
+    assert before == [(trial.folder / "metrics.jsonl").read_bytes() for trial in planned]
 
 
-def test_several_jobs_train_the_same(config: TrainConfig, tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
+def in_turn(jobs: Iterator[Job], num: int, logs: Path) -> Iterator[Done]:
+    """What several processes do, in this one: each takes a job before one is done."""
+    del logs
+    taken: list[Job] = []
+    pool = Pool()
+    while taken := [*taken, *itertools.islice(jobs, num - len(taken))]:
+        folder, config = taken.pop(0)
+        yield Done(folder, pool.train(config, folder).status)
+
+
+@pytest.mark.parametrize("are_real", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_several_jobs_train_the_same(
+    are_real: bool, config: TrainConfig, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not are_real:
+        monkeypatch.setattr(search, "hand_out", in_turn)
     seen: list[int] = []
-    carry_out(trials(config, one, num=3), one)
-    carry_out(trials(config, two, num=3), two, jobs=2, conclude=lambda: seen.append(1))
-    assert losses(trials(config, two, num=3)) == losses(trials(config, one, num=3))
-    assert seen
-    assert sorted(told(two)) == [0, 1, 2]
+    planned = trials(config, tmp_path, num=3)
+    carry_out(planned, tmp_path, jobs=2, conclude=lambda: seen.append(1))
+    assert losses(planned) == losses(trials(config, calm, num=3))
+    assert len(seen) == 3
+    assert sorted(told(tmp_path)) == [0, 1, 2]
+
+
+def test_a_job_that_fails_leaves_the_others(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(jobs: Iterator[Job], num: int, logs: Path) -> Iterator[Done]:
+        for place, job in enumerate(jobs):
+            yield (
+                Done(job[0], "failed", "out of memory")
+                if place == 0
+                else next(in_turn(iter([job]), num, logs))
+            )
+
+    monkeypatch.setattr(search, "hand_out", fails)
+    planned = trials(config, tmp_path, num=2)
+    with pytest.raises(ChildProcessError, match="1 runs failed; seed0: out of memory"):
+        carry_out(planned, tmp_path, jobs=2)
+    assert [trial.is_done for trial in planned] == [False, True]
 
 
 def test_a_run_that_another_command_trains_is_waited_for(
@@ -135,23 +220,25 @@ def test_a_run_that_another_command_trains_is_waited_for(
 
 
 def test_what_is_not_the_same_study_is_refused(
-    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: TrainConfig, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, elsewhere = tmp_path / "here" / "study", tmp_path / "elsewhere" / "study"
+    here, elsewhere = shutil.copytree(calm, tmp_path / "here" / "study"), tmp_path / "elsewhere" / "study"
     url = f"sqlite:///{tmp_path}/trials.db"
-    planned = trials(config, here, num=1)
+    planned = trials(config, here)
     carry_out(planned, here, storage=url)
     with pytest.raises(ValueError, match=r"whose runs are not in .*elsewhere"):
-        carry_out(trials(config, elsewhere, num=1), elsewhere, storage=url)
+        carry_out(trials(config, elsewhere), elsewhere, storage=url)
+    with pytest.raises(ValueError, match=r"cannot be read.*check --storage"):
+        carry_out(planned, here, storage="nonsense://")
+    again = [Trial(here / "seed9", replace(config, seed=9, steps=steps)) for steps in (9, 8)]
+    Trials(here, url).add(again[:1])
+    with pytest.raises(ValueError, match="has planned seed9 with other settings"):
+        Trials(here, url).add(again[1:])
+    other = [Trial(here / "seed0", replace(config, batch=8))]
+    with pytest.raises(ValueError, match="different batch"):
+        carry_out(other, here)
+    with pytest.raises(ValueError, match="a whole number of at least 1"):
+        carry_out(planned, here, jobs=0)
     monkeypatch.setattr(socket, "gethostname", lambda: "another")
     with pytest.raises(ValueError, match="SQLite, which several machines cannot share"):
         carry_out(planned, here, storage=url)
-    with pytest.raises(ValueError, match=r"cannot be read.*check --storage"):
-        carry_out(planned, here, storage="nonsense://")
-    other = [Trial(planned[0].folder, replace(config, batch=8))]
-    with pytest.raises(ValueError, match="different batch"):
-        carry_out(other, here)
-    shutil.rmtree(planned[0].folder)
-    carry_out(planned[:0], here)
-    with pytest.raises(ValueError, match="a whole number of at least 1"):
-        carry_out(planned, here, jobs=0)

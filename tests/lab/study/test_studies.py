@@ -1,6 +1,5 @@
 """`merit compare`, `sweep`, `scale` and `demo`: what is trained, and answers that are those of the runs."""
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -55,7 +54,7 @@ def test_a_comparison_trains_each_once_and_reports(
     runs = table.read(out).runs
     for name, text in (("adamw", "AdamW"), ("merit", "MERIT")):
         mean = runs.filter(pl.col("optimizer.name") == name)["validation_loss"].mean()
-        assert re.search(rf"{text}\s+{mean:.3f}\s+2", printed)
+        assert re.search(rf"{text}\s+{mean:.3f}\s+2 ", printed)
     assert printed.endswith(f"The page: {out / 'report' / 'index.html'}\n")
     pool.trained.clear()
     assert run("compare", *options) == 0
@@ -70,7 +69,7 @@ def test_a_diverged_run_is_named_and_not_repeated(
 ) -> None:
     options = ["--batch=4", "--steps=8", "--optimizers", "adamw", "merit", "--lr", "adamw=10"]
     assert run("compare", *options) == 0
-    assert "AdamW diverged at seed 0" in capsys.readouterr().out
+    assert "AdamW diverged with seed 0" in capsys.readouterr().err
     pool.trained.clear()
     assert run("compare", *options) == 0
     assert pool.trained == []
@@ -80,7 +79,7 @@ SWEEP = ("sweep", "--batch=4", "--steps=8", "--optimizers", "adamw", "merit")
 
 
 def test_a_sweep_finds_the_best_and_says_what_lies_at_an_edge(
-    run: Callable[..., int], out: Path, pool: Pool, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rates = ["--lr", "adamw=5e-4", "adamw=1e-3", "merit=5e-3", "merit=1e-2", "merit=2e-2"]
     assert run(*SWEEP, *rates, "--set", "optimizer.options.momentum", 0.9) == 1
@@ -90,11 +89,7 @@ def test_a_sweep_finds_the_best_and_says_what_lies_at_an_edge(
     assert "MERIT was best at lr 0.01: 2.800" in printed.out
     assert "AdamW: its best lr 0.001 is the highest that was tried" in printed.err
     assert "MERIT: its best" not in printed.err
-    best = {
-        row["optimizer"]: row["config"]["optimizer"]["lr"]
-        for row in json.loads((out / "best.json").read_text())
-    }
-    assert best == {"adamw": 1e-3, "merit": 1e-2}
+    assert re.search(r"AdamW\s+adamw-lr0.001-seed0\s+0.001", printed.out)
 
     pool.trained.clear()
     assert run(*SWEEP, "--lr", "adamw=2e-3", "adamw=4e-3", "merit=1e-2") == 0  # more values add them
@@ -104,7 +99,7 @@ def test_a_sweep_finds_the_best_and_says_what_lies_at_an_edge(
     assert "its best" not in printed.err
 
 
-def test_a_sweep_over_a_size_tells_the_power_of_the_best_rates(
+def test_a_sweep_over_a_size_finds_the_best_for_each(
     run: Callable[..., int], pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def loss(config: TrainConfig) -> float:
@@ -112,11 +107,11 @@ def test_a_sweep_over_a_size_tells_the_power_of_the_best_rates(
         return 3.0 + math.log2((config.optimizer.lr or 0) / best) ** 2
 
     pool.loss = staticmethod(loss)
-    rates = ["--lr", 1.25e-3, 2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2]
-    options = ["--optimizers", "merit", *rates, "--set", "model.width", 16, 64]
+    options = ["--optimizers", "merit", "--lr", 2.5e-3, 5e-3, 1e-2, 2e-2, "--set", "model.width", 16, 64]
     assert run("sweep", "--batch=4", "--steps=8", *options) == 0
     printed = capsys.readouterr()
-    assert "goes about as width^-0.50" in printed.out
+    for lr, width in ((0.01, 16), (0.005, 64)):
+        assert f"MERIT was best at lr {lr} and width {width}: 3.000" in printed.out
     assert "its best" not in printed.err
 
 
@@ -156,7 +151,7 @@ def test_a_scaling_study_finds_the_critical_batch(
         (["compare", "--seeds", 1, 1], "the seeds are 1, 1; each may be given only once"),
         (["compare", "--optimizers", "mertt"], "did you mean 'merit'?"),
         (["compare", "--optimizers", "maxlamb"], "the paper gives no learning rate for maxlamb"),
-        (["compare", "--seed", 3], "--seed 3 applies to a single run; in a comparison write"),
+        (["compare", "--seed", 3], "--seed 3 is of a single run; `merit compare` takes"),
         (
             ["compare", "--optimizers", "torch:Nothing", "--lr", "torch:Nothing=1"],
             "torch.optim has no such class",
@@ -165,14 +160,13 @@ def test_a_scaling_study_finds_the_critical_batch(
         (["compare", "--storage", "nonsense://"], "check --storage"),
         (["sweep", "--set", "optimizer.lr", 1], "--lr takes the values of optimizer.lr"),
         (["sweep", "--set", "optimizer.warmpu", 1], "there is no such field"),
-        (["sweep", "--set", "batch", "many"], "'many' is not a valid value"),
+        (["sweep", "--set", "batch", "many"], "'many' as batch"),
         (["sweep", "--set", "batch"], "--set batch has no values"),
         (["sweep", "--set", "batch", 4, 4], "the values of batch are 4, 4"),
         (["sweep", "--set", "measure.validation-every", 1], "changes no result"),
         (["scale", "--target", "nan", "--batches", 4, "--lr", "1e-2"], "the target is nan"),
         (["scale", "--target", 3, "--batches", 4, 4, "--lr", "1e-2"], "the batches are 4, 4"),
         (["scale", "--target", 3, "--batches", 4, "--lr", "merit=1e-2"], "adamw has no learning rate"),
-        (["scale", "--target", 3, "--batches", 4, "--lr", "1", "2"], "--rule sqrt takes one"),
         (["scale", "--target", 9, "--batches", 4, "--lr", "1e-2"], "is not below the initial loss"),
     ],
 )
