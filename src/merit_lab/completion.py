@@ -34,23 +34,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def find_words() -> dict[str, list[str]]:
-    """Return the possible next words by the words before: none, a command, or a command and its kind.
-
-    A star is any word.
-    """
-    words = {"": list(COMMANDS)}
-    for name in COMMANDS:
-        if name in _WITH_MODEL:
-            words[name] = [*PRESETS, *_options(_help(name))]
-            words[f"{name} *"] = _options(_help(name, "tiny"))  # whichever model it is
-        elif name != "completion":
-            text = _help(name)
-            kinds = _kinds(text)
-            words[name] = [*kinds, *_options(text)]
-            words |= {f"{name} {kind}": _options(_help(name, kind)) for kind in kinds}
-    words["completion"] = list(_SHELLS)
-    return words
+def find_words(name: str) -> list[str]:
+    """Return the possible words after a command: models or kinds, and the options of all of them."""
+    if name == "completion":
+        return list(_SHELLS)
+    text = _help(name)
+    kinds = re.search(r"\{([a-z0-9-]+(?:,[a-z0-9-]+)+)\}$", text.partition("\n")[0])
+    first = list(PRESETS) if name in _WITH_MODEL else kinds[1].split(",") if kinds else []
+    asked = first[:1] if name in _WITH_MODEL else first  # the options are those of any model
+    return list(dict.fromkeys([*first, *_options("".join([text, *(_help(name, one) for one in asked)]))]))
 
 
 def _help(*words: str) -> str:
@@ -65,54 +57,28 @@ def _options(text: str) -> list[str]:
     return list(dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z0-9.-]*[a-z0-9]", text)))
 
 
-def _kinds(text: str) -> list[str]:
-    """Return the subcommands of a command: {text,embedded} in the first line."""
-    match = re.search(r"\{([a-z0-9-]+(?:,[a-z0-9-]+)+)\}$", text.partition("\n")[0])
-    return match[1].split(",") if match else []
-
-
 def script(shell: str) -> str:
     """Return the script for a shell; zsh reads bash's."""
-    words = find_words()
+    commands, words = " ".join(COMMANDS), {name: " ".join(find_words(name)) for name in COMMANDS}
     if shell == "fish":
-        cases = (f"    case '{key}'\n      string split ' ' -- '{' '.join(words[key])}'" for key in words)
-        return _FISH.replace("CASES", "\n".join(cases))
-    # Words are quoted, except for a star.
-    patterns = {key: f'"{key.removesuffix("*")}"' + "*" * key.endswith("*") for key in words}
-    cases = (f'    {patterns[key]}) words="{" ".join(words[key])}" ;;' for key in words)
+        lines = [f"complete -c merit -n __fish_use_subcommand -f -a '{commands}'"]
+        lines += [
+            f"complete -c merit -n '__fish_seen_subcommand_from {name}' -a '{words[name]}'" for name in words
+        ]
+        return "\n".join(lines) + "\n"
+    cases = "\n".join(f'    {name}) words="{words[name]}" ;;' for name in words)
     begin = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
-    return begin + _BASH.replace("CASES", "\n".join(cases))
+    return begin + _BASH.replace("COMMANDS", commands).replace("CASES", cases)
 
 
 _BASH = """\
 _merit() {
-  local current="${COMP_WORDS[COMP_CWORD]}" before="" words=""
-  [ "$COMP_CWORD" -gt 1 ] && before="${COMP_WORDS[1]}"
-  [ "$COMP_CWORD" -gt 2 ] && before="${COMP_WORDS[1]} ${COMP_WORDS[2]}"
-  _merit_words "$before" || _merit_words "${COMP_WORDS[1]}"
-  COMPREPLY=($(compgen -W "$words" -- "$current"))
-}
-_merit_words() {
-  case "$1" in
+  local words=""
+  case "${COMP_WORDS[1]}" in
 CASES
-    *) return 1 ;;
   esac
+  [ "$COMP_CWORD" -eq 1 ] && words="COMMANDS"
+  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
 }
 complete -o default -F _merit merit
-"""
-
-_FISH = """\
-function __merit_words
-  switch "$argv[1]"
-CASES
-    case '*'
-      return 1
-  end
-end
-function __merit_complete
-  set -l given (commandline -opc)
-  __merit_words "$given[2..3]"; or __merit_words "$given[2]"
-end
-complete -c merit -a '(__merit_complete)'
-complete -c merit -n 'test (count (commandline -opc)) -eq 1' -f
 """

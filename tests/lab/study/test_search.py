@@ -105,7 +105,7 @@ def test_killed_processes_lose_and_double_no_trial(config: TrainConfig, calm: Pa
 @pytest.fixture
 def postgresql() -> Iterator[str]:
     """The URL of a database of Debian's PostgreSQL, which refuses to run as root."""
-    pytest.importorskip("psycopg2")
+    pytest.importorskip("psycopg")
     if not (initdb := shutil.which("initdb", path=f"/usr/lib/postgresql/15/bin:{os.environ['PATH']}")):
         pytest.skip("PostgreSQL is not installed")
     user: Any = "nobody" if os.geteuid() == 0 else None
