@@ -27,6 +27,7 @@ import tyro
 
 from merit_lab.checks import check_size
 from merit_lab.command_line import rules
+from merit_lab.json_values import build
 from merit_lab.results.names import display_name, display_names, short_name
 from merit_lab.results.series import with_series
 from merit_lab.runs import Run, table
@@ -35,7 +36,6 @@ from merit_lab.tables import NOTHING, Table, print_table
 from merit_lab.text import amount, join
 from merit_lab.train import OptimizerConfig, TrainConfig
 from merit_lab.train.config import TOKENS_PER_PARAMETER
-from merit_lab.train.config_json import build
 
 MOST_BEYOND = 10.0
 """How many times beyond the records a size, a length or a batch may lie."""
@@ -51,10 +51,7 @@ _BATCH_COST = 0.05  # nats that a larger batch may cost where it is recommended
 class Arguments:
     """Recommend an optimizer and its settings for a run, from the records of other runs.
 
-    The best learning rate is assumed to follow a power law in the batch, the model size and the steps. Where
-    the records do not determine an exponent, a prior does, with an uncertainty: rates grow a little with the
-    batch and fall a little with the size. With trust ratios, as MERIT and MuonMERIT have, they fall as the
-    square root of the steps.
+    The best learning rate is assumed to follow a power law in the batch, the model size and the steps.
     """
 
     records: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -150,8 +147,11 @@ def advise(records: pl.DataFrame, size: Size) -> list[Advice]:
             f"the run lies more than {MOST_BEYOND:g} times beyond these records: {join(far)}. Run an arena "
             "nearer to it, on a smaller model with as many steps, and give its folder too"
         )
-    there = records.filter(pl.col("conditions") == _nearest_conditions(records, size))
-    means = there.group_by("optimizer.name", "series").agg(pl.col("validation_loss").mean().alias("loss"))
+    means = (
+        _nearest(records, size)
+        .group_by("optimizer.name", "series")
+        .agg(pl.col("validation_loss").mean().alias("loss"))
+    )
     lowest = means.group_by("optimizer.name").agg(pl.col("loss").min()).sort("loss", "optimizer.name")
     found = []
     for name, loss in lowest.iter_rows():
@@ -193,32 +193,27 @@ def _scaled(best: OptimizerConfig, factor: float) -> OptimizerConfig:
     return dataclasses.replace(best, lr=times(best.lr), rest_lr=times(best.rest_lr), options=options)
 
 
-def _nearest_conditions(records: pl.DataFrame, size: Size) -> str:
-    """The conditions of the size nearest to this one; of several, those with most optimizers and runs."""
-    groups = [
-        (
-            size_of(group.row(0, named=True)).distance(size),
-            -group["optimizer.name"].n_unique(),
-            -group.height,
-            str(name),
-        )
-        for (name,), group in records.group_by("conditions", maintain_order=True)
-    ]
-    return min(groups)[-1]
+def _nearest(records: pl.DataFrame, size: Size) -> pl.DataFrame:
+    """The records of the size nearest to this one; of several, those with most optimizers and runs."""
+    groups = records.partition_by("conditions", maintain_order=True)
+
+    def rank(group: pl.DataFrame) -> tuple[float, int, int]:
+        distance = size_of(group.row(0, named=True)).distance(size)
+        return distance, -group["optimizer.name"].n_unique(), -group.height
+
+    return min(groups, key=rank)
 
 
 def beyond(records: pl.DataFrame, size: Size, most: float) -> list[str]:
     """In what a run lies more than ``most`` times beyond the records, as text."""
     found = []
-    for name, value in zip(("batch", "parameters", "steps"), size, strict=True):
-        low, high = records[name].min(), records[name].max()
-        assert isinstance(low, int) and isinstance(high, int)
+    for name, value in size._asdict().items():
+        low, high = records.select(pl.col(name).min(), pl.col(name).max().alias("high")).row(0)
         if value > most * high or value * most < low:
             show = amount if name == "parameters" else "{:,}".format
-            noun = "a batch of " if name == "batch" else ""
-            unit = "" if name == "batch" else f" {name}"
             range_ = show(low) if low == high else f"{show(low)} to {show(high)}"
-            found.append(f"{noun}{show(value)}{unit} (they have {range_})")
+            what = f"a batch of {show(value)}" if name == "batch" else f"{show(value)} {name}"
+            found.append(f"{what} (they have {range_})")
     return found
 
 
@@ -236,23 +231,18 @@ def observe(group: pl.DataFrame) -> Observation:
 
     Losses that differ by less than the spread of seeds are not told apart.
     """
-    lowest = group.group_by(LR).agg(pl.col("validation_loss").min()).sort(LR)
-    losses = dict(lowest.iter_rows())
     best = group.sort("validation_loss", LR).row(0, named=True)
     centre, factor = math.log(best[LR]), math.log(2)
-    places = [centre - factor, centre, centre + factor]
-    near = [
-        next((loss for rate, loss in losses.items() if abs(math.log(rate) - at) < 0.1), None) for at in places
-    ]
-    if None not in near:
-        below, at, above = near
-        curvature = (below - 2 * at + above) / 2 / factor**2  # type: ignore[operator]
+    octaves = (pl.col(LR).log() - centre) / factor
+    near = group.filter((octaves - octaves.round()).abs() < 0.15).group_by(octaves.round().alias("octave"))
+    losses = dict(near.agg(pl.col("validation_loss").min()).iter_rows())
+    if {-1, 0, 1} <= losses.keys():
+        curvature = (losses[-1] - 2 * losses[0] + losses[1]) / 2 / factor**2
         if curvature > 0:
             same = group.filter(pl.col("series") == best["series"])["validation_loss"]
             spread = max(float(same.std() or 0.0), _LEAST_SPREAD)  # type: ignore[arg-type]
-            deviation = min(factor, math.sqrt(spread / curvature))
-            lowest_at = centre + (below - above) / (4 * curvature * factor)  # type: ignore[operator]
-            return Observation(size_of(best), max(places[0], min(places[-1], lowest_at)), deviation, best)
+            lowest = centre + (losses[-1] - losses[1]) / (4 * curvature * factor)
+            return Observation(size_of(best), lowest, min(factor, math.sqrt(spread / curvature)), best)
     return Observation(size_of(best), centre, factor, best)
 
 
@@ -384,8 +374,7 @@ def as_table(advice: Sequence[Advice]) -> Table:
 
 def _caveat(records: pl.DataFrame, size: Size) -> str:
     """The one thing to know first."""
-    there = records.filter(pl.col("conditions") == _nearest_conditions(records, size))
-    nearest = size_of(there.row(0, named=True))
+    nearest = size_of(_nearest(records, size).row(0, named=True))
     what = (
         f"{amount(nearest.parameters)} parameters and {nearest.steps:,} steps of {nearest.batch:,} sequences"
     )

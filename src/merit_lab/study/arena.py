@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import msgspec
 import polars as pl
 
 from merit_lab.checks import check_at_least, check_size
 from merit_lab.data import Dataset
+from merit_lab.json_values import build, decode, encode
 from merit_lab.models import num_parameters
 from merit_lab.results.page import Page, Section
 from merit_lab.runs import durable, lock, table
@@ -119,7 +119,7 @@ class Arena:
         shared = replace(self.config, measure=MeasureConfig(), checkpoint=CheckpointConfig())
         of = f"{shared.fingerprint} {Dataset.open(self.base.data).fingerprint} {self.tuning_seed}"
         with lock(self.folder, patience=120):
-            there: dict[str, tuple[Axis, ...]] = {}
+            declared = Declared(of, self.tuning_seed, {}, {})
             if (self.folder / _DECLARED).exists():
                 declared = read_declared(self.folder)
                 if declared.of != of:
@@ -127,19 +127,21 @@ class Arena:
                         f"{self.folder} holds an arena with another model, text, batch, length, tuning seed "
                         "or shared options; give the same, or another folder with --out"
                     )
-                there = declared.contestants
-            here = {space.contestant.text: space.axes for space in self.spaces.values()}
-            content = msgspec.json.encode(Declared(of, self.tuning_seed, there | here))
-            durable.write(self.folder / _DECLARED, msgspec.json.format(content, indent=1).decode() + "\n")
+            for space in self.spaces.values():
+                declared.contestants[space.contestant.text] = space.axes
+                declared.never[space.contestant.text] = space.never
+            durable.write(self.folder / _DECLARED, encode(asdict(declared), indent=1) + "\n")
 
 
 @dataclass(frozen=True)
 class Declared:
-    """The content of arena.json: whose arena it is, the tuning seed, and the axes of each contestant."""
+    """The content of arena.json: whose arena it is, its tuning seed, and what is tuned of each contestant."""
 
     of: str
     seed: int
     contestants: dict[str, tuple[Axis, ...]]
+    never: dict[str, tuple[str, ...]]
+    """The options of each that stay at their defaults."""
 
     @property
     def axes(self) -> dict[Contestant, tuple[Axis, ...]]:
@@ -151,13 +153,13 @@ def read_declared(folder: Path) -> Declared:
     """Read the arena.json of a folder."""
     path = folder / _DECLARED
     try:
-        declared = msgspec.json.decode(path.read_bytes(), type=Declared)
+        declared = build(Declared, decode(path.read_bytes()))
         for text in declared.contestants:
             Contestant.parse(text)
         return declared
     except FileNotFoundError:
         raise ValueError(f"{folder} holds no arena; `merit arena ... --out {folder}` makes one") from None
-    except (ValueError, RecursionError):  # also of msgspec
+    except ValueError:
         raise ValueError(
             f"{path} is not as `merit arena` wrote it; restore it, or choose another --out"
         ) from None
@@ -205,7 +207,11 @@ def answer(folder: Path) -> Page:
         tuning += rows
         warnings += remarks
     head = ("Optimizer", "Runs", "Setting", "Best", "Searched")
-    sections.insert(2, Section("How each was tuned", Table(head, tuple(tuning)), _TUNING))
+    rest = tuple((names[one], ", ".join(declared.never.get(one.text, ()))) for one in declared.axes)
+    sections[2:2] = [
+        Section("How each was tuned", Table(head, tuple(tuning)), _TUNING),
+        Section("What was never tuned", Table(("Optimizer", "At their defaults"), rest, 2), folded=True),
+    ]
     if tuned["loss"].is_finite().any():
         from merit_lab.results import charts  # altair takes a second to import
 
@@ -227,10 +233,7 @@ def answer(folder: Path) -> Page:
     )
 
 
-_TUNING = (
-    "The best values found, and between which they were searched. An optimizer does not have what is not "
-    "listed, or has it at its default."
-)
+_TUNING = "The best values found, and between which they were searched. What is not listed was never tuned."
 
 
 def _tuning(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from merit_lab.models import PRESETS, num_parameters
 from merit_lab.study.command import conclude, exit_status
@@ -14,30 +13,16 @@ from merit_lab.study.compare import answer, plan
 from merit_lab.train import MeasureConfig, TrainConfig
 
 
-@dataclass(frozen=True)
-class DemoSetup:
+class Setup(NamedTuple):
     """Text, model and learning rates of the demo on one type of device."""
 
     corpus: Literal["demo", "embedded"]
     model: str
-    batch: int
     steps: int
     rates: dict[str, tuple[float]]
 
-    def config(self, data: Path) -> TrainConfig:
-        """The configuration that all runs share."""
-        measure = MeasureConfig(
-            validation_every=10,
-            validation_sequences=512,
-            attention_every=5,
-            entropy_every=10,
-            update_every=10,
-        )
-        return TrainConfig(
-            data=data, model=PRESETS[self.model], batch=self.batch, steps=self.steps, measure=measure
-        )
 
-
+_BATCH = 256
 # The learning rates are the best of a grid by factors of two, with one seed:
 #   merit sweep tiny --data data/demo --batch 256 --steps 120 --measure.validation-sequences 512 --jobs 2
 #     --optimizers adamw lamb merit muon muon-merit --lr adamw=1e-3 adamw=2e-3 adamw=4e-3 lamb=4e-2 ...
@@ -49,17 +34,15 @@ class DemoSetup:
 #   AdamW 2.479, 2.579 (seed 0); LAMB 2.175, 2.722 (seed 0); MERIT 2.336 (seed 0), 2.589.
 #   Muon and MuonMERIT were not run on it: their rates are the best on nano-10m-bpe (docs/results/).
 SETUPS = {
-    "cpu": DemoSetup(
+    "cpu": Setup(
         "demo",
         "tiny",
-        256,
         120,
         {"adamw": (2e-3,), "lamb": (8e-2,), "merit": (4e-2,), "muon": (3.2e-2,), "muon-merit": (8e-2,)},
     ),
-    "cuda": DemoSetup(
+    "cuda": Setup(
         "embedded",  # the model of 11M parameters reads 26 MB of text; the other text has 2 MB
         "nano-10m",
-        256,
         200,
         {"adamw": (5e-4,), "lamb": (2e-2,), "merit": (1e-2,), "muon": (1.6e-2,), "muon-merit": (4e-2,)},
     ),
@@ -86,7 +69,12 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if status := make(setup.corpus, options.data):
         return status
-    config = setup.config(options.data)
+    often = MeasureConfig(
+        validation_every=10, validation_sequences=512, attention_every=5, entropy_every=10, update_every=10
+    )
+    config = TrainConfig(
+        data=options.data, model=PRESETS[setup.model], batch=_BATCH, steps=setup.steps, measure=often
+    )
     print(
         f"\nA GPT-2 of {num_parameters(config.model) / 1e6:.1f}M parameters learns Python source code byte "
         f"by byte:\n{config.steps} steps of {config.batch} sequences of {config.model.context} bytes with "

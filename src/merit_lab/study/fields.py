@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from merit_lab.json_values import dataclasses_of
 from merit_lab.results.series import makes_a_series
 from merit_lab.runs.settings import flatten
 from merit_lab.train import TrainConfig

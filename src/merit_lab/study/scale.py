@@ -229,21 +229,17 @@ def answer(folder: Path, target: float) -> Page:
 
 
 def _describe(name: str, whole: pl.DataFrame, curve: ScalingCurve | None) -> str:
-    means = whole.group_by("batch").agg(pl.col("reached").mean()).sort("batch").rows()
-    if not means:
+    if whole.is_empty():
         return f"{name} did not reach it with any batch"
-    (first, needed), (last, fewer) = means[0], means[-1]
-    text = f"{name} needed {needed:,.0f} steps with a batch of {first} sequences"
-    text += f" and {fewer:,.0f} with {last}" if last != first else ""
     if curve is None:
-        return f"{text}; too few batches to fit a curve"
+        return f"{name} has too few batches to fit a curve"
     if not curve.is_determined:
-        return f"{text}; these batches do not determine its critical batch"
+        return f"the batches of {name} do not determine its critical batch"
     critical = curve.critical_batch
+    is_above = whole["batch"] >= critical.value
+    where = ", which lies outside the batches tried" if is_above.n_unique() == 1 else ""
     estimate = f"{_digits(critical.value)} sequences (95% interval {_ends(critical)})"
-    if not first <= critical.value <= last:
-        return f"{text}; its critical batch lies outside the batches tried; extrapolated, it is {estimate}"
-    return f"{text}; its critical batch is {estimate}"
+    return f"{name} has a critical batch of {estimate}{where}"
 
 
 def _warnings(runs: pl.DataFrame, best: pl.DataFrame) -> list[str]:

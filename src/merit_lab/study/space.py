@@ -26,7 +26,7 @@ from merit_lab.study.contestant import FIELDS, Contestant, usual_rate
 from merit_lab.text import join
 from merit_lab.train import TrainConfig
 from merit_lab.train.optimizer_names import class_of
-from merit_lab.train.optimizer_options import default_of, takes
+from merit_lab.train.optimizer_options import default_of, option_names, takes
 
 # An axis has the same place in the sequence for every optimizer.
 _PLACES = {"lr": 0, "rest_lr": 1, "rest_share": 1, "warmup": 2, "momentum": 3, "beta1": 3, "beta2": 4}
@@ -100,6 +100,14 @@ class Space:
     def is_tuned(self) -> bool:
         """Whether anything is left to tune."""
         return not all(axis.is_fixed for axis in self.axes)
+
+    @property
+    def never(self) -> tuple[str, ...]:
+        """The options of its class that stay at their defaults."""
+        known = {axis.name for axis in self.axes} | self.base.optimizer.options_by_name().keys()
+        known |= {"betas"} if "beta1" in known else set()
+        known |= {"rest_lr"} if "rest_share" in known else set()
+        return tuple(name for name in option_names(class_of(self.contestant.name)) if name not in known)
 
     def settings(self, values: Mapping[str, float]) -> dict[str, object]:
         """The fields of a configuration, by dotted name, for values by axis."""

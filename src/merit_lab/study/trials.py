@@ -142,7 +142,7 @@ def _open(folder: Path, url: str | None) -> tuple[Study, BaseStorage]:
         way_out = (
             f"remove {path}: the same command makes it again from the runs, and repeats none"
             if url is None
-            else "check --storage, as in postgresql://user@host/name, and that its driver is installed"
+            else "check --storage, as in postgresql://user@host/name; its driver is psycopg[binary]"
         )
         raise ValueError(f"{where} cannot be read ({error}); {way_out}") from error
     here = _identity(folder)

@@ -100,7 +100,7 @@ def takes(cls: Callable[..., Any], option: str) -> bool:
     takes_more = any(
         argument.kind is argument.VAR_KEYWORD for argument in inspect.signature(cls).parameters.values()
     )
-    return option in _names(cls) or (takes_more and not _unpacked(cls))
+    return option in option_names(cls) or (takes_more and not _unpacked(cls))
 
 
 def check_used(
@@ -108,11 +108,11 @@ def check_used(
 ) -> None:
     """Raise ValueError on an option that a class accepted as ``**kwargs`` but does not use."""
     for option in options:
-        if option not in _names(cls) and option not in used:
+        if option not in option_names(cls) and option not in used:
             raise _unknown_option(cls, option, field)
 
 
-def _names(cls: Callable[..., Any]) -> list[str]:
+def option_names(cls: Callable[..., Any]) -> list[str]:
     """Return the named arguments of a class, without the first, the parameters."""
     arguments = inspect.signature(cls).parameters.values()
     return [
@@ -128,7 +128,7 @@ def _unpacked(cls: Callable[..., Any]) -> list[str]:
 
 
 def _unknown_option(cls: Callable[..., Any], option: str, field: str) -> ValueError:
-    known = _names(cls)
+    known = option_names(cls)
     return ValueError(
         f"{field} has {option}, which {cls.__name__} does not take{did_you_mean(option, known)} It takes "
         f"{', '.join(known)}"

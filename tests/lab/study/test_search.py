@@ -133,8 +133,11 @@ def test_a_database_holds_the_trials_of_several_machines(
     planned = trials(config, tmp_path)
     disturbed(planned, tmp_path, postgresql)
     assert losses(planned) == losses(trials(config, calm))
-    study = optuna.load_study(study_name=tmp_path.name, storage=postgresql)
+    storage = optuna.storages.RDBStorage(postgresql)
+    study = optuna.load_study(study_name=tmp_path.name, storage=storage)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * NUM
+    storage.remove_session()
+    storage.engine.dispose()
     assert not (tmp_path / "study.journal").exists()
 
 

@@ -34,18 +34,8 @@ def run(data: Path, out: Path, pool: Pool) -> Callable[..., int]:
 def test_a_comparison_trains_each_once_and_reports(
     run: Callable[..., int], out: Path, pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = [
-        "--batch=4",
-        "--steps=8",
-        "--optimizers",
-        "adamw",
-        "merit,clip=0.5",
-        "--seeds",
-        0,
-        1,
-        "--lr",
-        "merit=2e-2",
-    ]
+    options = ["--batch=4", "--steps=8", "--lr", "merit=2e-2", "--seeds", 0, 1]
+    options += ["--optimizers", "adamw", "merit,clip=0.5"]
     assert run("compare", *options) == 0
     assert [path.name for path in pool.trained] == [
         f"{name}-seed{seed}" for seed in (0, 1) for name in ("adamw-lr0.001", "merit,clip=0.5-lr0.02")
@@ -127,8 +117,8 @@ def test_a_scaling_study_finds_the_critical_batch(
     options = ["scale", "--target", 4, "--steps", 300, "--batches", 4, 8, 16, 32, 64, "--lr", "1e-2"]
     assert run(*options, "--optimizers", "merit") == 0
     printed = capsys.readouterr().out
-    assert re.search(r"MERIT needed 200 steps with a batch of 4 sequences and 50 with 64", printed)
-    (critical,) = re.findall(r"its critical batch is (\S+) sequences", printed)
+    assert re.search(r"MERIT\s+4\s+64\s+0.01\s+200 ", printed)
+    (critical,) = re.findall(r"MERIT has a critical batch of (\S+) sequences", printed)
     assert float(critical) == pytest.approx(16, rel=0.02)
     limits = {
         TrainConfig.from_dict(Run.open(path).config).batch: int(path.name.rpartition("steps")[2])
@@ -148,24 +138,19 @@ def test_a_scaling_study_finds_the_critical_batch(
         (["compare", "--lr", "lion=1e-4"], "a learning rate is given for lion, which is not one of adamw"),
         (["compare", "--lr", "merit"], "cannot parse the learning rate 'merit'; write OPTIMIZER=RATE"),
         (["compare", "--lr", "merit=-1"], "a learning rate of merit is -1; it must be a number above 0"),
-        (["compare", "--seeds", 1, 1], "the seeds are 1, 1; each may be given only once"),
-        (["compare", "--optimizers", "mertt"], "did you mean 'merit'?"),
         (["compare", "--optimizers", "maxlamb"], "the paper gives no learning rate for maxlamb"),
         (["compare", "--seed", 3], "--seed 3 is of a single run; `merit compare` takes"),
         (
             ["compare", "--optimizers", "torch:Nothing", "--lr", "torch:Nothing=1"],
             "torch.optim has no such class",
         ),
-        (["compare", "--jobs", 0], "--jobs is 0"),
-        (["compare", "--storage", "nonsense://"], "check --storage"),
         (["sweep", "--set", "optimizer.lr", 1], "--lr takes the values of optimizer.lr"),
         (["sweep", "--set", "optimizer.warmpu", 1], "there is no such field"),
-        (["sweep", "--set", "batch", "many"], "'many' as batch"),
+        (["sweep", "--set", "batch", "many"], "batch is 'many'"),
         (["sweep", "--set", "batch"], "--set batch has no values"),
         (["sweep", "--set", "batch", 4, 4], "the values of batch are 4, 4"),
         (["sweep", "--set", "measure.validation-every", 1], "changes no result"),
         (["scale", "--target", "nan", "--batches", 4, "--lr", "1e-2"], "the target is nan"),
-        (["scale", "--target", 3, "--batches", 4, 4, "--lr", "1e-2"], "the batches are 4, 4"),
         (["scale", "--target", 3, "--batches", 4, "--lr", "merit=1e-2"], "adamw has no learning rate"),
         (["scale", "--target", 9, "--batches", 4, "--lr", "1e-2"], "is not below the initial loss"),
     ],
