@@ -12,8 +12,8 @@ from merit_lab.paper.entry import Entry
 from merit_lab.paper.measured import Unavailable
 from merit_lab.paper.plan import Corpus, Data, Found, plan
 from merit_lab.paper.scales import Scale
-from merit_lab.study.trial import Trial
 from merit_lab.study.search import carry_out
+from merit_lab.study.trial import Trial
 from merit_lab.train.parallel import Ranks
 
 
