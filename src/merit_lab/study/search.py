@@ -23,6 +23,7 @@ from merit_lab.study.cost import duration, estimate
 from merit_lab.study.trial import Trial, check_folders
 from merit_lab.study.trials import Trials
 from merit_lab.train.jobs import Done, Job, hand_out
+from merit_lab.train.loop import train
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.pool import Pool
 from merit_lab.train.start import check_run
@@ -138,7 +139,7 @@ def _train(jobs: Iterable[Job], pool: Pool) -> Iterator[Done]:
     for folder, config in jobs:
         status = "in use"
         with contextlib.suppress(RunInUse):
-            status = pool.train(config, folder).status
+            status = train(config, folder, pool=pool).status
         yield Done(folder, status)
 
 

@@ -1,7 +1,5 @@
 """Studies that take a moment."""
 
-import math
-
 import fake_runs
 import pytest
 
@@ -9,12 +7,9 @@ from merit_lab.study import search
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> type[fake_runs.FakePool]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> fake_runs.Fake:
     """Runs have losses by a formula."""
-    fake = fake_runs.FakePool
-    monkeypatch.setattr(fake, "trained", [])
-    monkeypatch.setattr(fake, "loss", staticmethod(fake_runs.valley))
-    monkeypatch.setattr(fake, "stop_after", math.inf)
-    monkeypatch.setattr(search, "Pool", fake)
+    fake = fake_runs.Fake()
+    monkeypatch.setattr(search, "train", fake.train)
     monkeypatch.setattr(search, "estimate", lambda *_, **__: "")
     return fake

@@ -52,15 +52,16 @@ def write(config: TrainConfig, folder: Path, loss: float) -> Run:
     return run
 
 
-class FakePool:
-    """In place of the pool that trains; notes what it trains, and can be made to stop after some runs."""
+class Fake:
+    """In place of training; notes what it trains, and can be made to stop after some runs."""
 
-    trained: list[Path] = []  # noqa: RUF012  # of all pools, as tests look at them
-    loss: Loss = staticmethod(valley)
-    stop_after: float = math.inf
+    def __init__(self) -> None:
+        self.trained: list[Path] = []
+        self.loss: Loss = valley
+        self.stop_after: float = math.inf
 
     def train(self, config: TrainConfig, folder: Path, **_: Any) -> Run:
-        if len(self.trained) >= FakePool.stop_after:
+        if len(self.trained) >= self.stop_after:
             raise KeyboardInterrupt
         self.trained.append(folder)
-        return write(config, folder, FakePool.loss(config))
+        return write(config, folder, self.loss(config))

@@ -14,11 +14,9 @@ from merit_lab.results import statistic
 from merit_lab.runs import table
 from merit_lab.study import arena
 from merit_lab.study.arena import main
+from merit_lab.train.list_command import read_list
 
-Pool = type[fake_runs.FakePool]
-
-
-pytestmark = pytest.mark.usefixtures("pool")
+pytestmark = pytest.mark.usefixtures("fake")
 
 
 @pytest.fixture
@@ -76,24 +74,24 @@ def test_all_are_tuned_alike_and_the_best_is_trained_with_fresh_seeds(
 
 
 def test_an_arena_that_is_stopped_anywhere_ends_as_one_that_is_not(
-    run: Callable[..., int], out: Path, pool: Pool
+    run: Callable[..., int], out: Path, fake: fake_runs.Fake
 ) -> None:
     assert run(*THREE) == 0
-    whole = [path.name for path in pool.trained]
+    whole = [path.name for path in fake.trained]
     page = (out / "report" / "table.md").read_text()
     for stops in (1, 12, 14):
         shutil.rmtree(out)
-        pool.trained.clear()
-        pool.stop_after = stops
+        fake.trained.clear()
+        fake.stop_after = stops
         assert run(*THREE) == 130
-        pool.stop_after = math.inf
+        fake.stop_after = math.inf
         assert run(*THREE) == 0
-        assert sorted(path.name for path in pool.trained) == sorted(whole)
+        assert sorted(path.name for path in fake.trained) == sorted(whole)
         assert (out / "report" / "table.md").read_text() == page
 
 
 def test_a_contestant_is_added_and_a_larger_budget_goes_on(
-    run: Callable[..., int], out: Path, pool: Pool
+    run: Callable[..., int], out: Path, fake: fake_runs.Fake
 ) -> None:
     assert run("--optimizers", "adamw", "muon", "--budget", "3") == 0
     before = names(out)
@@ -102,14 +100,14 @@ def test_a_contestant_is_added_and_a_larger_budget_goes_on(
     assert {name.partition("-t")[0].partition("-f")[0] for name in added} == {"muon-merit"}
     text = (out / "report" / "index.html").read_text()
     assert all(name in text for name in ("AdamW", "MuonMERIT"))
-    pool.trained.clear()
+    fake.trained.clear()
     assert run("--optimizers", "adamw", "--budget", "5") == 0
-    assert {path.name for path in pool.trained if "tune" in path.name} == {"adamw-tune003", "adamw-tune004"}
+    assert {path.name for path in fake.trained if "tune" in path.name} == {"adamw-tune003", "adamw-tune004"}
     assert "MuonMERIT" in (out / "report" / "index.html").read_text()
 
 
 def test_what_is_level_is_named_and_what_diverges_too(
-    run: Callable[..., int], pool: Pool, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], fake: fake_runs.Fake, capsys: pytest.CaptureFixture[str]
 ) -> None:
     noise = iter(range(10_000))
 
@@ -118,7 +116,7 @@ def test_what_is_level_is_named_and_what_diverges_too(
             return math.nan
         return 3.0 + 0.01 * (next(noise) * 7919 % 13)
 
-    pool.loss = staticmethod(loss)
+    fake.loss = loss
     assert run("--optimizers", "adamw", "muon", "muon-merit", "--budget", "2") == 0
     printed = capsys.readouterr()
     assert re.search(r"(Muon|MuonMERIT) cannot be told from it by these seeds", printed.out)
@@ -157,17 +155,24 @@ def test_the_folder_says_which_arena_it_is(
     ],
 )
 def test_bad_input_is_refused_before_training(
-    options: list[str], message: str, run: Callable[..., int], pool: Pool, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    message: str,
+    run: Callable[..., int],
+    fake: fake_runs.Fake,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run("--optimizers", "adamw", *options) == 1
     assert message in capsys.readouterr().err
-    assert pool.trained == []
+    assert fake.trained == []
 
 
 def test_missing_runs_are_listed_for_another_machine(
-    run: Callable[..., int], out: Path, pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int],
+    out: Path,
+    fake: fake_runs.Fake,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from merit_lab.train.list_command import read_list
 
     path = tmp_path / "runs.jsonl"
     for num in (4, 6):  # the tuning runs, then the final ones
@@ -178,5 +183,5 @@ def test_missing_runs_are_listed_for_another_machine(
         for folder, config in listed.items():
             fake_runs.write(config, folder, fake_runs.valley(config))
     assert run("--optimizers", "adamw", "muon", "--budget", "2") == 0
-    assert pool.trained == []
+    assert fake.trained == []
     assert table.read(out).runs.height == 10

@@ -28,6 +28,7 @@ from merit_lab.study.trial import Trial
 from merit_lab.study.trials import Trials
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
 from merit_lab.train.jobs import Done, Job
+from merit_lab.train.loop import train
 from merit_lab.train.pool import Pool
 
 NUM, STEPS = 5, 40
@@ -168,7 +169,7 @@ def in_turn(jobs: Iterator[Job], num: int, logs: Path) -> Iterator[Done]:
     pool = Pool()
     while taken := [*taken, *itertools.islice(jobs, num - len(taken))]:
         folder, config = taken.pop(0)
-        yield Done(folder, pool.train(config, folder).status)
+        yield Done(folder, train(config, folder, pool=pool).status)
 
 
 @pytest.mark.parametrize("are_real", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -208,15 +209,15 @@ def test_a_run_that_another_command_trains_is_waited_for(
 ) -> None:
     (trial,) = planned = trials(config, tmp_path, num=1)
     monkeypatch.setattr(search, "_POLL_SECONDS", 0.01)
-    train, calls = search.Pool.train, []
+    calls = []
 
-    def busy_at_first(pool: search.Pool, config: TrainConfig, folder: Path) -> Run:
+    def busy_at_first(config: TrainConfig, folder: Path, *, pool: Pool) -> Run:
         calls.append(folder)
         if len(calls) == 1:
             raise RunInUse("in use")
-        return train(pool, config, folder)
+        return train(config, folder, pool=pool)
 
-    monkeypatch.setattr(search.Pool, "train", busy_at_first)
+    monkeypatch.setattr(search, "train", busy_at_first)
     carry_out(planned, tmp_path)
     assert calls == [trial.folder, trial.folder]
     assert told(tmp_path) == [0]

@@ -13,7 +13,6 @@ from merit_lab.runs import Run, table
 from merit_lab.study import compare, demo, scale, sweep
 from merit_lab.train import TrainConfig
 
-Pool = type[fake_runs.FakePool]
 MAINS = {"compare": compare.main, "sweep": sweep.main, "scale": scale.main}
 
 
@@ -23,21 +22,21 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(data: Path, out: Path, pool: Pool) -> Callable[..., int]:
+def run(data: Path, out: Path, fake: fake_runs.Fake) -> Callable[..., int]:
     """Run a study with options."""
-    del pool
+    del fake
     common = ["tiny", "--data", str(data), "--out", str(out), *fake_runs.SMALL]
     common += ["--measure.validation-sequences=64"]
     return lambda name, *options: MAINS[name]([*common, *map(str, options)])
 
 
 def test_a_comparison_trains_each_once_and_reports(
-    run: Callable[..., int], out: Path, pool: Pool, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], out: Path, fake: fake_runs.Fake, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--batch=4", "--steps=8", "--lr", "merit=2e-2", "--seeds", 0, 1]
     options += ["--optimizers", "adamw", "merit,clip=0.5"]
     assert run("compare", *options) == 0
-    assert [path.name for path in pool.trained] == [
+    assert [path.name for path in fake.trained] == [
         f"{name}-seed{seed}" for seed in (0, 1) for name in ("adamw-lr0.001", "merit,clip=0.5-lr0.02")
     ]
     printed = capsys.readouterr().out
@@ -46,34 +45,34 @@ def test_a_comparison_trains_each_once_and_reports(
         mean = runs.filter(pl.col("optimizer.name") == name)["validation_loss"].mean()
         assert re.search(rf"{text}\s+{mean:.3f}\s+2 ", printed)
     assert printed.endswith(f"The page: {out / 'report' / 'index.html'}\n")
-    pool.trained.clear()
+    fake.trained.clear()
     assert run("compare", *options) == 0
-    assert pool.trained == []
+    assert fake.trained == []
     assert run("compare", *options, "--batch=8") == 1
     assert "holds a run with a different batch; choose another folder" in capsys.readouterr().err
-    assert pool.trained == []
+    assert fake.trained == []
 
 
 def test_a_diverged_run_is_named_and_not_repeated(
-    run: Callable[..., int], pool: Pool, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], fake: fake_runs.Fake, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--batch=4", "--steps=8", "--optimizers", "adamw", "merit", "--lr", "adamw=10"]
     assert run("compare", *options) == 0
     assert "AdamW diverged with seed 0" in capsys.readouterr().err
-    pool.trained.clear()
+    fake.trained.clear()
     assert run("compare", *options) == 0
-    assert pool.trained == []
+    assert fake.trained == []
 
 
 SWEEP = ("sweep", "--batch=4", "--steps=8", "--optimizers", "adamw", "merit")
 
 
 def test_a_sweep_finds_the_best_and_says_what_lies_at_an_edge(
-    run: Callable[..., int], pool: Pool, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], fake: fake_runs.Fake, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rates = ["--lr", "adamw=5e-4", "adamw=1e-3", "merit=5e-3", "merit=1e-2", "merit=2e-2"]
     assert run(*SWEEP, *rates, "--set", "optimizer.options.momentum", 0.9) == 1
-    assert "adamw has no such option" in capsys.readouterr().err or pool.trained == []
+    assert "adamw has no such option" in capsys.readouterr().err or fake.trained == []
     assert run(*SWEEP, *rates) == 0
     printed = capsys.readouterr()
     assert "MERIT was best at lr 0.01: 2.800" in printed.out
@@ -81,22 +80,22 @@ def test_a_sweep_finds_the_best_and_says_what_lies_at_an_edge(
     assert "MERIT: its best" not in printed.err
     assert re.search(r"AdamW\s+adamw-lr0.001-seed0\s+0.001", printed.out)
 
-    pool.trained.clear()
+    fake.trained.clear()
     assert run(*SWEEP, "--lr", "adamw=2e-3", "adamw=4e-3", "merit=1e-2") == 0  # more values add them
-    assert [path.name for path in pool.trained] == ["adamw-lr0.002-seed0", "adamw-lr0.004-seed0"]
+    assert [path.name for path in fake.trained] == ["adamw-lr0.002-seed0", "adamw-lr0.004-seed0"]
     printed = capsys.readouterr()
     assert "AdamW was best at lr 0.002: 3.000" in printed.out
     assert "its best" not in printed.err
 
 
 def test_a_sweep_over_a_size_finds_the_best_for_each(
-    run: Callable[..., int], pool: Pool, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], fake: fake_runs.Fake, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def loss(config: TrainConfig) -> float:
         best = 1e-2 / math.sqrt(config.model.width / 16)  # type: ignore[union-attr]
         return 3.0 + math.log2((config.optimizer.lr or 0) / best) ** 2
 
-    pool.loss = staticmethod(loss)
+    fake.loss = loss
     options = ["--optimizers", "merit", "--lr", 2.5e-3, 5e-3, 1e-2, 2e-2, "--set", "model.width", 16, 64]
     assert run("sweep", "--batch=4", "--steps=8", *options) == 0
     printed = capsys.readouterr()
@@ -106,14 +105,14 @@ def test_a_sweep_over_a_size_finds_the_best_for_each(
 
 
 def test_a_scaling_study_finds_the_critical_batch(
-    run: Callable[..., int], pool: Pool, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], fake: fake_runs.Fake, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def loss(config: TrainConfig) -> float:
         """At the end; a run of 40 (1 + 16 / batch) steps reaches 4.0."""
         needed = 40 * (1 + 16 / config.batch)
         return 5.5 - 1.5 * (config.steps or 0) / needed
 
-    pool.loss = staticmethod(loss)
+    fake.loss = loss
     options = ["scale", "--target", 4, "--steps", 300, "--batches", 4, 8, 16, 32, 64, "--lr", "1e-2"]
     assert run(*options, "--optimizers", "merit") == 0
     printed = capsys.readouterr().out
@@ -122,14 +121,14 @@ def test_a_scaling_study_finds_the_critical_batch(
     assert float(critical) == pytest.approx(16, rel=0.02)
     limits = {
         TrainConfig.from_dict(Run.open(path).config).batch: int(path.name.rpartition("steps")[2])
-        for path in pool.trained
+        for path in fake.trained
     }
     assert limits == {4: 300, 8: 250, 16: 150, 32: 100, 64: 75}
-    pool.trained.clear()
+    fake.trained.clear()
     assert run(*options, "--optimizers", "merit") == 0
-    assert pool.trained == []
+    assert fake.trained == []
     assert run(*[4.2 if one == 4 else one for one in options[:3]], *options[3:], "--optimizers", "merit") == 0
-    assert len(pool.trained) == 5  # another target is another study
+    assert len(fake.trained) == 5  # another target is another study
 
 
 @pytest.mark.parametrize(
@@ -159,17 +158,17 @@ def test_bad_input_is_refused(
     options: list[object],
     message: str,
     run: Callable[..., int],
-    pool: Pool,
+    fake: fake_runs.Fake,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     name, *rest = options
     assert run(name, "--steps=8", *([] if name == "scale" else ["--batch=4"]), *rest) == 1
     assert message in capsys.readouterr().err
-    assert pool.trained == [] or "initial" in message
+    assert fake.trained == [] or "initial" in message
 
 
 def test_the_demo_ends_with_its_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: Pool, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: fake_runs.Fake, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert demo.main([]) == 0
@@ -179,4 +178,4 @@ def test_the_demo_ends_with_its_page(
     page = tmp_path / "runs" / "demo" / "report" / "index.html"
     assert printed.endswith(f"The page: {page}\n")
     assert page.exists()
-    assert len(pool.trained) == 5
+    assert len(fake.trained) == 5
