@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import polars as pl
@@ -291,13 +291,25 @@ CLIPPED = {
 bounded_curve = updates("bounded", _IS_MATRIX)
 """The share of matrix elements where the weight-wise bound decided; vectors have no other ratio."""
 
-_third = partial(_of_each_run, bounded_curve)
+
+def _bounded_in(third: pl.Expr) -> Query:
+    """The mean over the steps of a third of a run, interpolated between those that were measured."""
+
+    def of(data: Data) -> pl.DataFrame:
+        curve, step = bounded_curve(data), pl.col("step")
+        steps = curve.group_by("run").agg(pl.int_range(step.min(), step.max() + 1)).explode("step")
+        whole = steps.join(curve, on=["run", "step"], how="left").with_columns(
+            value=VALUE.interpolate_by("step").over("run"),
+            done=(step - step.min().over("run")) / (step.max() - step.min()).over("run"),
+        )
+        return whole.filter(third).group_by("run").agg(value=100 * VALUE.mean())
+
+    return of
+
+
 BOUNDED = {
-    name: per_run(f"share bounded, {name}", _third(100 * part.mean()), diverged=math.nan, number=".2f")
-    for name, part in (
-        ("first third", VALUE.head(pl.len() // 3)),
-        ("last third", VALUE.tail(pl.len() // 3)),
-    )
+    name: per_run(f"share bounded, {name}", _bounded_in(third), diverged=math.nan, number=".2f")
+    for name, third in (("first third", pl.col("done") <= 1 / 3), ("last third", pl.col("done") >= 2 / 3))
 }
 
 
