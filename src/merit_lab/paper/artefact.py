@@ -76,9 +76,9 @@ class Artefact:
             return Page(title, [scale], f"Not run. {self.missing}", back=_OVERVIEW)
         sections = []
         for verdict, content in zip(self.verdicts, self.content["verdicts"], strict=True):
-            heading = f"{verdict.outcome.capitalize()}: {verdict.claim.says}"
-            about = f"Source: {content['source']}."
-            sections.append(Section(heading, _readable(comparisons(verdict)), caption=about))
+            said = [verdict.claim.says, _readable(comparisons(verdict))]
+            source = f"Source: {content['source']}."
+            sections.append(Section(verdict.outcome.capitalize(), said, caption=source))
         charts = [chart for draw in self.entry.charts for chart in draw(self.data)]
         sections += [Section("Figures", charts), Section("Table", _readable(self.table()))]
         if self.entry.note:
@@ -135,6 +135,7 @@ def write_overview(scale: Scale, folder: Path) -> None:
         sections.append(Section("Not made yet", others))
     page = Page("Does the paper hold?", [f"scale {scale.name}", scale.summary], tally(verdicts), sections)
     durable.write(folder / "index.html", page.html())
+    durable.write(folder / "table.md", page.markdown())
 
 
 def check_scale(scale: Scale, folder: Path) -> None:
@@ -151,8 +152,8 @@ def check_scale(scale: Scale, folder: Path) -> None:
 def tally(verdicts: Sequence[Mapping[str, Any]]) -> str:
     """The number of entries with each outcome, as a sentence."""
     outcomes = [verdict["outcome"] for verdict in verdicts]
-    counts = [f"{outcomes.count(kind)} {kind}" for kind in get_args(Outcome) if kind in outcomes]
-    return f"Of {len(outcomes)} figures and tables: {', '.join(counts)}."
+    counts = [f"{kind}: {outcomes.count(kind)}" for kind in get_args(Outcome) if kind in outcomes]
+    return f"Of {len(outcomes)} figures and tables, {', '.join(counts)}."
 
 
 def _remark(grid: Data, rate: float) -> str:

@@ -214,9 +214,12 @@ class Data:
 
     @property
     def trouble(self) -> list[str]:
-        """A line for each run that did not finish."""
-        rows = self.runs.unique("run", maintain_order=True).filter(pl.col("status") != "finished")
-        return [": ".join(filter(None, row)) for row in rows.select("run", "status", "message").iter_rows()]
+        """A line for each run that did not finish, and one for all that are missing."""
+        rows = self.runs.unique("run", maintain_order=True).select("run", "status", "message")
+        missing = rows.filter(status="missing")["run"]
+        lines = [f"missing: {', '.join(missing[:3])}" + ", ..." * (len(missing) > 3)] if len(missing) else []
+        others = rows.filter(~pl.col("status").is_in(["finished", "missing"]))
+        return [": ".join(filter(None, row)) for row in others.iter_rows()] + lines
 
 
 @dataclass(frozen=True)

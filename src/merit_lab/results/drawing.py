@@ -42,7 +42,7 @@ _GREY = "#7a7a7a"  # of text in a file
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 _WIDTH, HEIGHT = 480, 270
-_LETTER, _SYMBOL = 6.3, 36  # of a legend, in pixels
+_LETTER, _SYMBOL = 7.2, 36  # of a legend, in pixels; fonts differ in width
 _LONGEST = 64  # letters of a series in a legend
 _ROW_NAME = 26  # letters of a line in the name of a row
 FEW_POINTS = 30  # up to this many, each point is marked
@@ -187,8 +187,9 @@ def title_of(column: str) -> str:
         >>> title_of("optimizer.lr"), title_of("validation_loss")
         ('peak learning rate', 'validation loss (nats per token)')
     """
-    known = {"optimizer.lr": "peak learning rate", "validation_loss": "validation loss (nats per token)"}
-    return known.get(column, column.rpartition(".")[2].replace("_", " "))
+    last = column.rpartition(".")[2]
+    known = {"lr": "peak learning rate", "validation_loss": "validation loss (nats per token)"}
+    return known.get(last, last.replace("_", " "))
 
 
 def row_names(names: Sequence[str]) -> alt.Y:

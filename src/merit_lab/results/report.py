@@ -107,7 +107,7 @@ def summary(runs: pl.DataFrame, value: str = "validation_loss") -> str:
         losses = list(values[best].values())
         sentences = [f"{best} ended{lowest}, at {_spread(losses)} ({count_seeds(len(losses))})"]
     rivals = [
-        difference.words("it", second)
+        difference.words("", second).strip()
         for (first, second), difference in pairs.items()
         if first == best and not difference.second_diverged  # named below
     ]

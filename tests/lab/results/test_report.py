@@ -99,15 +99,25 @@ def test_attention_that_collapsed_is_named(tmp_path: Path, capsys: pytest.Captur
     assert "to 0.01 nats with MERIT" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["bell\x07", "noncharacter\uffff", "line\nbreak", 'a\\"b', "x" * 10_000])
-def test_an_optimizer_may_have_any_name(name: str, tmp_path: Path) -> None:
+HOSTILE = ("bell\x07", "noncharacter\uffff", "line\nbreak", 'a\\"b', "<b>bold</b>", "x" * 10_000)
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=lambda name: ascii(name)[:20])
+def test_an_optimizer_and_a_run_may_have_any_name(name: str, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs", "merit")
+    folder = folder.rename(folder.with_name(name[:200].replace("/", " ")))
     write_run(tmp_path / "runs", "lamb")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["optimizer"]["name"] = f"mine:{name}"
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
-    assert "LAMB" in (tmp_path / "out" / "figures" / "validation-loss.svg").read_text(encoding="utf-8")
+    out = tmp_path / "out"
+    assert "LAMB" in (out / "figures" / "validation-loss.svg").read_text(encoding="utf-8")
+    page, tables = ((out / one).read_text(encoding="utf-8") for one in ("index.html", "table.md"))
+    assert page.count("<svg") == len(list((out / "figures").iterdir())) > 10
+    assert not [part for part in ("<b>", "\x07", "\uffff", "x" * 301) if part in page + tables]
+    rows = [line for line in tables.splitlines() if line.strip()]
+    assert all(row.startswith("|") == row.endswith("|") for row in rows), "no row is broken"
 
 
 @pytest.mark.parametrize(
