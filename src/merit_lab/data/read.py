@@ -20,7 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRead
 
 PIECE_BYTES = 1 << 16  # documents are cut into pieces of about this size
 _ROWS = 256  # of a Parquet file, read at a time
@@ -78,14 +81,6 @@ class Layout:
     separator: str | None = None
 
 
-class Readable(Protocol):
-    """A source of bytes."""
-
-    def read(self, size: int, /) -> bytes:
-        """Read about ``size`` bytes, or none at the end."""
-        ...
-
-
 def texts(path: Path, layout: Layout) -> Iterator[tuple[str, bytes, bool]]:
     """Yield a file's documents in pieces: where it is from, its text, and whether its document ends with it.
 
@@ -93,7 +88,7 @@ def texts(path: Path, layout: Layout) -> Iterator[tuple[str, bytes, bool]]:
     """
     kind = _kind(path)
     with _naming_damaged(path), _opened(path) as file:
-        found: Iterator[tuple[str, Readable]]
+        found: Iterator[tuple[str, SupportsRead[bytes]]]
         if kind == "JSON lines":
             found = _json_lines(path, file, layout.field)
         elif kind == "Parquet":
@@ -112,7 +107,7 @@ def texts(path: Path, layout: Layout) -> Iterator[tuple[str, bytes, bool]]:
                 yield origin, held, True
 
 
-def cut(file: Readable, size: int) -> Iterator[bytes]:
+def cut(file: SupportsRead[bytes], size: int) -> Iterator[bytes]:
     """Yield a file in pieces, each cut at the first good place after ``size`` bytes.
 
     Tokenizing the pieces one by one gives the tokens of the whole. Without a good place, a piece is as long
@@ -176,7 +171,7 @@ def has_line(path: Path, separator: str) -> bool:
         return False
     with _naming_damaged(path), _opened(path) as file:
         section = _Section(file, separator.encode())
-        while section.read(_LINE):
+        while section.read():
             pass
         return not section.is_last
 
@@ -190,7 +185,7 @@ def not_utf8(origin: str, text: bytes, error: UnicodeDecodeError) -> ValueError:
     )
 
 
-def _json_lines(path: Path, file: BinaryIO, field: str) -> Iterator[tuple[str, Readable]]:
+def _json_lines(path: Path, file: BinaryIO, field: str) -> Iterator[tuple[str, SupportsRead[bytes]]]:
     for number, line in enumerate(file, 1):
         origin = f"{path}, line {number},"
         if not line.strip():
@@ -214,7 +209,7 @@ def _json_lines(path: Path, file: BinaryIO, field: str) -> Iterator[tuple[str, R
         yield origin, _text(origin, field, value[field])
 
 
-def _parquet_rows(path: Path, field: str) -> Iterator[tuple[str, Readable]]:
+def _parquet_rows(path: Path, field: str) -> Iterator[tuple[str, SupportsRead[bytes]]]:
     import polars as pl
 
     try:
@@ -248,7 +243,7 @@ def _text(origin: str, field: str, value: Any) -> io.BytesIO:
         ) from None
 
 
-def _separated(path: Path, file: BinaryIO, separator: bytes) -> Iterator[tuple[str, Readable]]:
+def _separated(path: Path, file: BinaryIO, separator: bytes) -> Iterator[tuple[str, SupportsRead[bytes]]]:
     for number in itertools.count(1):
         section = _Section(file, separator)
         yield f"{path}, document {number},", section
@@ -265,7 +260,7 @@ class _Section:
         self._at_line_start = True
         self.is_last = False
 
-    def read(self, size: int, /) -> bytes:
+    def read(self, size: int = _LINE, /) -> bytes:
         lines: list[bytes] = []
         num_bytes = 0
         while num_bytes < size and not self._ended:

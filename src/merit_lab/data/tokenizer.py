@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,20 +29,6 @@ _GPT2_HASHES = (
 )
 
 Tokens = NDArray[np.uint8] | NDArray[np.uint32]
-
-
-class Tokenizer(Protocol):
-    """Encodes many texts at a time; ``end_of_text`` is the token that follows a document, if any.
-
-    Text that looks like the end-of-text token is encoded as the ordinary text it is.
-    """
-
-    vocab_size: int
-    end_of_text: int | None
-
-    def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
-        """Return the tokens of each text. Raise UnicodeDecodeError if a text must be UTF-8 and is not."""
-        ...
 
 
 class Bytes:
@@ -229,6 +215,14 @@ class FromFile:
             encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
             tokens += [np.array(encoding.ids, np.uint32) for encoding in encodings]
         return tokens
+
+
+Tokenizer = Bytes | Gpt2 | FromFile
+"""Encodes many texts at a time; ``end_of_text`` is the token that follows a document, if any.
+
+Text that looks like the end-of-text token is encoded as the ordinary text it is. Text that must be UTF-8 and
+is not raises UnicodeDecodeError.
+"""
 
 
 def train_bpe(texts: Iterable[bytes], size: int) -> str:

@@ -277,7 +277,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         settings = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON ({error}); it must be a config.json of transformers") from error
-    if not isinstance(settings, dict) or "model_type" not in settings:
+    if not isinstance(settings, dict) or not isinstance(settings.get("model_type"), str):
         raise ValueError(f"{file} has no model_type; it must be a config.json of transformers")
     return settings
 

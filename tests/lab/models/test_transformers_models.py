@@ -124,6 +124,8 @@ def test_options_change_settings_and_what_follows_from_them(tmp_path):
         ({"model_type": "bart"}, "a bart model is not a causal language model"),
         ({"model_type": "gtp2"}, "does not know; did you mean 'gpt2'"),
         ({"hidden_size": 3}, "has no model_type"),
+        ({"model_type": ["gpt2"]}, "has no model_type"),
+        ({"model_type": "gpt2", "n_embd": int("9" * 400)}, "transformers cannot build the gpt2 model"),
         (
             {"model_type": "llama", "hidden_size": 15, "num_attention_heads": 2},
             "transformers refuses the llama",
