@@ -6,6 +6,7 @@ number of a point in the contestant's space (`space.py`). arena.json has the spa
 
 from __future__ import annotations
 
+import glob
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,62 +39,77 @@ _NAME = r"^(?<slug>.+)-(?<kind>tune|final)(?<number>\d+)(?:-seed\d+)?$"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arena:
-    """The trials of an arena.
+class Arguments(StudyArguments):
+    """Tune several optimizers alike, and show which is best.
 
-    Args:
-        base: configuration that all runs share; by default they have five tokens for each parameter.
-        folder: folder of the runs.
-        contestants: the contestants.
-        budget: tuning runs of each.
-        seeds: seeds of the final runs.
-        tuning_seed: seed of the tuning runs, and of the points of the spaces.
-        changes: changes of the spaces, as in ``space_of``.
+    Every contestant has BUDGET tuning runs at quasi-random points of its search space: learning rates,
+    warm-up, momentum or betas, weight decay, as far as it has them. Then its best settings are trained with
+    every seed of --seeds. The runs are in OUT, the page of all of them is OUT/report. To continue after an
+    interruption, run the same command again: finished runs are not repeated.
     """
 
-    base: TrainConfig
-    folder: Path
-    contestants: Sequence[Contestant]
-    budget: int
-    seeds: Sequence[int]
+    optimizers: tuple[str, ...] = ("adamw", "lamb", "merit", "muon", "muon-merit")
+    """The contestants, as NAME or NAME,OPTION=VALUE,... with rest=NAME for a second optimizer. What is given
+    is not tuned."""
+    add: tuple[str, ...] = ()
+    """Contestants to add to those that OUT has, which stay as they are. Instead of --optimizers."""
+    budget: int = 12
+    """Tuning runs of each contestant; two for each setting tune all settings of ours."""
+    space: tuple[str, ...] = ()
+    """Changes of the search spaces: NAME.AXIS=LOW:HIGH, NAME.AXIS=VALUE, or AXIS=... for all contestants."""
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    """Seeds of the final runs."""
     tuning_seed: int = 0
-    changes: Sequence[str] = ()
+    """Seed of the tuning runs and of their settings; none of --seeds."""
+
+
+@dataclass(frozen=True)
+class Arena:
+    """The trials of an arena in a folder."""
+
+    arguments: Arguments
+    folder: Path
 
     def __post_init__(self) -> None:
-        check_distinct("optimizers", [contestant.text for contestant in self.contestants])
-        check_distinct("seeds", self.seeds)
-        check_size("--budget", self.budget, MOST_TRIALS)
-        check_at_least("--tuning-seed", self.tuning_seed, 0)
-        check_changes(self.changes, self.contestants)
-        if self.tuning_seed in self.seeds:
+        given = self.arguments
+        check_distinct("optimizers", [one.text for one in self.contestants])
+        check_distinct("seeds", given.seeds)
+        check_size("--budget", given.budget, MOST_TRIALS)
+        check_at_least("--tuning-seed", given.tuning_seed, 0)
+        check_changes(given.space, self.contestants)
+        if given.tuning_seed in given.seeds:
             raise ValueError(
-                f"--seeds has {self.tuning_seed}, which is --tuning-seed; final runs need other seeds than "
+                f"--seeds has {given.tuning_seed}, which is --tuning-seed; final runs need other seeds than "
                 "the one that chose their settings and would flatter them"
             )
-        if self.base.measure.validation_every == 0:
+        if given.config.measure.validation_every == 0:
             raise ValueError("measure.validation_every is 0; an arena compares validation losses")
+
+    @cached_property
+    def contestants(self) -> list[Contestant]:
+        """The contestants of this call."""
+        return [Contestant.parse(text) for text in self.arguments.add or self.arguments.optimizers]
 
     @cached_property
     def config(self) -> TrainConfig:
         """The configuration of all runs, with its length; a quarter of what is compute-optimal."""
-        vocab_size = Dataset.open(self.base.data).vocab_size
-        tokens, steps = self.base.tokens, self.base.steps
-        model = self.base.fitted_model(vocab_size)
+        base = self.arguments.config
+        model, steps = base.fitted_model(Dataset.open(base.data).vocab_size), base.steps
         if steps is None:
-            tokens = tokens or TOKENS_PER_PARAMETER // 4 * num_parameters(model)
-            steps = math.ceil(tokens / (self.base.batch * model.context))
-        return replace(self.base, model=model, steps=steps, tokens=None)
+            tokens = base.tokens or TOKENS_PER_PARAMETER // 4 * num_parameters(model)
+            steps = math.ceil(tokens / (base.batch * model.context))
+        return replace(base, model=model, steps=steps, tokens=None)
 
     @cached_property
     def spaces(self) -> dict[str, Space]:
         """The space of each contestant, by its slug."""
-        return {one.slug: space_of(one, self.config, self.changes) for one in self.contestants}
+        return {one.slug: space_of(one, self.config, self.arguments.space) for one in self.contestants}
 
     def tuning(self) -> list[Trial]:
         """All tuning runs; those of all contestants with the same number together."""
         return [
-            self._trial(slug, number, self.tuning_seed, f"{slug}-tune{number:03d}")
-            for number in range(self.budget)
+            self._trial(slug, number, self.arguments.tuning_seed, f"{slug}-tune{number:03d}")
+            for number in range(self.arguments.budget)
             for slug, space in self.spaces.items()
             if number == 0 or space.is_tuned
         ]
@@ -103,33 +119,37 @@ class Arena:
         best = dict(best_of(read(self.folder)).select("slug", "number").iter_rows())
         return [
             self._trial(slug, best[slug], seed, f"{slug}-final{best[slug]:03d}-seed{seed}")
-            for seed in self.seeds
+            for seed in self.arguments.seeds
             for slug in self.spaces
             if slug in best
         ]
 
     def _trial(self, slug: str, number: int, seed: int, name: str) -> Trial:
         space = self.spaces[slug]
-        values = space.settings(point(space.axes, self.tuning_seed, number))
+        values = space.settings(point(space.axes, self.arguments.tuning_seed, number))
         config = with_values(replace(space.base, seed=seed), values)
         return Trial(self.folder / name, config.resolve(config.model.vocab_size))
 
     def declare(self) -> None:
         """Write down the spaces, beside those of contestants that are there. Another arena is refused."""
         shared = replace(self.config, measure=MeasureConfig(), checkpoint=CheckpointConfig())
-        of = f"{shared.fingerprint} {Dataset.open(self.base.data).fingerprint} {self.tuning_seed}"
+        seed = self.arguments.tuning_seed
+        of = f"{shared.fingerprint} {Dataset.open(shared.data).fingerprint} {seed}"
+        way_out = "give the same, or another folder with --out"
         with lock(self.folder, patience=120):
-            declared = Declared(of, self.tuning_seed, {}, {})
-            if (self.folder / _DECLARED).exists():
-                declared = read_declared(self.folder)
-                if declared.of != of:
-                    raise ValueError(
-                        f"{self.folder} holds an arena with another model, text, batch, length, tuning seed "
-                        "or shared options; give the same, or another folder with --out"
-                    )
-            for space in self.spaces.values():
-                declared.contestants[space.contestant.text] = space.axes
-                declared.never[space.contestant.text] = space.never
+            has_some = (self.folder / _DECLARED).exists()
+            declared = read_declared(self.folder) if has_some else Declared(of, seed, {}, {})
+            if declared.of != of:
+                raise ValueError(
+                    f"{self.folder} holds an arena with another model, text, batch, length, tuning seed "
+                    f"or shared options; {way_out}"
+                )
+            for slug, space in self.spaces.items():
+                text = space.contestant.text
+                is_begun = any(self.folder.glob(f"{glob.escape(slug)}-tune*"))
+                if is_begun and declared.contestants.get(text, space.axes) != space.axes:
+                    raise ValueError(f"{self.folder} holds {text} with another search space; {way_out}")
+                declared.contestants[text], declared.never[text] = space.axes, space.never
             durable.write(self.folder / _DECLARED, encode(asdict(declared), indent=1) + "\n")
 
 
@@ -270,46 +290,13 @@ def _tuning(
     return rows, remarks
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arguments(StudyArguments):
-    """Tune several optimizers alike, and show which is best.
-
-    Every contestant has BUDGET tuning runs at quasi-random points of its search space: learning rates,
-    warm-up, momentum or betas, weight decay, as far as it has them. Then its best settings are trained with
-    every seed of --seeds. The runs are in OUT, the page of all of them is OUT/report. To continue after an
-    interruption, run the same command again: finished runs are not repeated.
-    """
-
-    optimizers: tuple[str, ...] = ("adamw", "lamb", "merit", "muon", "muon-merit")
-    """The contestants, as NAME or NAME,OPTION=VALUE,... with rest=NAME for a second optimizer. What is given
-    is not tuned."""
-    add: tuple[str, ...] = ()
-    """Contestants to add to those that OUT has, which stay as they are. Instead of --optimizers."""
-    budget: int = 12
-    """Tuning runs of each contestant; two for each setting tune all settings of ours."""
-    space: tuple[str, ...] = ()
-    """Changes of the search spaces: NAME.AXIS=LOW:HIGH, NAME.AXIS=VALUE, or AXIS=... for all contestants."""
-    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
-    """Seeds of the final runs."""
-    tuning_seed: int = 0
-    """Seed of the tuning runs and of their settings; none of --seeds."""
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status."""
 
     def work(arguments: Arguments, folder: Path) -> Callable[[], Page]:
         if arguments.add:
             read_declared(folder)  # there must be an arena to add to
-        arena = Arena(
-            base=arguments.config,
-            folder=folder,
-            contestants=[Contestant.parse(text) for text in arguments.add or arguments.optimizers],
-            budget=arguments.budget,
-            seeds=arguments.seeds,
-            tuning_seed=arguments.tuning_seed,
-            changes=arguments.space,
-        )
+        arena = Arena(arguments, folder)
         trials = arena.tuning()
         arena.declare()
         train_all(trials, folder, arguments)

@@ -38,24 +38,19 @@ class Contestant:
 
     Args:
         name: the optimizer, as in `merit train`.
-        options: its options, as OPTION=VALUE.
-        rest: a second optimizer for all but hidden matrices.
-        rest_options: the options of the second optimizer.
-        given: values of ``FIELDS``.
+        settings: its options and values of ``FIELDS``, as text; "rest" is a second optimizer for all but
+            hidden matrices, and "rest.OPTION" an option of that.
     """
 
     name: str
-    options: tuple[str, ...] = ()
-    rest: str | None = None
-    rest_options: tuple[str, ...] = ()
-    given: tuple[tuple[str, float], ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse NAME,KEY=VALUE,... with rest=NAME and rest.OPTION=VALUE for a second optimizer.
 
         Example:
-            >>> Contestant.parse("torch:Muon,momentum=0.9,lr=0.02,rest=adamw,rest.betas=0.9,0.95").text
+            >>> Contestant.parse("torch:Muon,momentum=0.9,lr=0.020,rest=adamw,rest.betas=0.9,0.95").text
             'torch:Muon,lr=0.02,momentum=0.9,rest=adamw,rest.betas=0.9,0.95'
         """
         name, *parts = re.split(r",(?=[\w.]+=)", text)  # a value may contain commas
@@ -64,41 +59,42 @@ class Contestant:
                 f"cannot parse the contestant {text!r}; write NAME,OPTION=VALUE,... as in "
                 "torch:Muon,momentum=0.95,rest=adamw"
             )
-        options: dict[str, list[str]] = {"options": [], "rest_options": []}
-        rest: str | None = None
-        given = {}
-        for part in sorted(parts):
-            key, _, value = part.partition("=")
-            if key == "rest":
-                rest = value
-            elif key in FIELDS:
-                given[key] = _number(text, key, value)
-            elif key.startswith(_REST):
-                options["rest_options"].append(part.removeprefix(_REST))
-            else:
-                options["options"].append(part)
-        if "rest_lr" in given and rest is None:  # an option of the optimizer itself
-            options["options"].append(f"rest_lr={given.pop('rest_lr'):g}")
-        return cls(
-            name, tuple(options["options"]), rest, tuple(options["rest_options"]), tuple(given.items())
-        )
+        pairs = dict(sorted(part.split("=", 1) for part in parts))
+        numbers = {key: f"{_number(text, key, pairs[key]):g}" for key in FIELDS if key in pairs}
+        return cls(name, tuple((pairs | numbers).items()))
 
     @property
     def text(self) -> str:
         """The contestant in the form of ``parse``."""
-        given = [f"{key}={value:g}" for key, value in self.given]
-        rest = [] if self.rest is None else [f"rest={self.rest}"]
-        options = (*given, *self.options, *rest, *(_REST + option for option in self.rest_options))
-        return ",".join([self.name, *options])
+        return ",".join([self.name, *map("=".join, self.settings)])
 
     @property
     def slug(self) -> str:
         """The text as part of a folder's name."""
         return self.text.replace(":", ".").replace("/", "_")
 
+    @property
+    def rest(self) -> str | None:
+        """The second optimizer."""
+        return dict(self.settings).get("rest")
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The values of ``FIELDS``; without a second optimizer ``rest_lr`` is an option."""
+        fields = FIELDS if self.rest else [name for name in FIELDS if name != "rest_lr"]
+        return {key: float(value) for key, value in self.settings if key in fields}
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of the optimizer itself, as OPTION=VALUE."""
+        others = ("rest", *self.given)
+        pairs = (pair for pair in self.settings if pair[0] not in others and not pair[0].startswith(_REST))
+        return tuple(map("=".join, pairs))
+
     def over(self, base: OptimizerConfig) -> OptimizerConfig:
         """The configuration of its optimizer; what it does not say is that of ``base``."""
-        rest = base.rest if self.rest is None else self.rest
+        rest = self.rest or base.rest
+        own = [f"{key}={value}".removeprefix(_REST) for key, value in self.settings if key.startswith(_REST)]
         is_same_rest = rest == base.rest
         config = dataclasses.replace(
             base,
@@ -106,16 +102,15 @@ class Contestant:
             options=_merged(base.options, self.options),
             rest=rest,
             rest_lr=base.rest_lr if is_same_rest else None,
-            rest_options=_merged(base.rest_options if is_same_rest else (), self.rest_options),
+            rest_options=_merged(base.rest_options if is_same_rest else (), own),
         )
-        given: dict[str, Any] = dict(self.given)
+        given: dict[str, Any] = self.given
         return dataclasses.replace(config, **given)
 
     @property
     def _details(self) -> list[str]:
-        given = (f"{key} {value:g}" for key, value in self.given)
-        options = [*self.options, *(f"rest {option}" for option in self.rest_options)]
-        return [text.replace("_", " ").replace("=", " ", 1) for text in (*given, *options)]
+        pairs = (pair for pair in self.settings if pair[0] != "rest")
+        return [" ".join(pair).replace("_", " ").replace(_REST, "rest ", 1) for pair in pairs]
 
 
 def labels(contestants: Sequence[Contestant]) -> dict[Contestant, str]:

@@ -135,7 +135,7 @@ def space_of(contestant: Contestant, base: TrainConfig, changes: Sequence[str] =
         changes: ranges and values as NAME.AXIS=LOW:HIGH, NAME.AXIS=VALUE, or AXIS=... for all contestants.
     """
     config = replace(base, optimizer=contestant.over(base.optimizer))
-    given, changed = dict(contestant.given), _changes_of(contestant, changes)
+    given, changed = contestant.given, _changes_of(contestant, changes)
     axes: dict[str, Axis] = {}
 
     def add(name: str, low: float, high: float, start: float) -> None:

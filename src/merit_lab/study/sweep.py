@@ -112,10 +112,8 @@ def points(runs: pl.DataFrame, fields: Sequence[str] = ()) -> pl.DataFrame:
     runs = runs.with_columns(LOSS.alias("loss")).drop_nulls("loss")
     kept = [name for name in runs.columns if name.startswith(("optimizer.", *_OF_SIZE))]
     kept.remove("optimizer.name")
-    counts = runs.group_by("optimizer.name").agg(pl.col(kept).n_unique()).select(pl.col(kept).max())
-    varied = (
-        [] if counts.is_empty() else [name for name, count in counts.row(0, named=True).items() if count > 1]
-    )
+    counts = runs.group_by("optimizer.name").agg(pl.col(kept).n_unique())
+    varied = [name for name in kept if (counts[name] > 1).any()]
     settings = list(dict.fromkeys([LR, *varied, *(name for name in fields if name in kept)]))
     by_point = runs.group_by("optimizer.name", *settings, maintain_order=True)
     found = by_point.agg(pl.col("loss").mean(), pl.len().alias("seeds"), pl.col("run").first())

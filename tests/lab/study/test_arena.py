@@ -130,7 +130,7 @@ def test_the_folder_says_which_arena_it_is(
     assert run("--optimizers", "muon", "--budget", "2", "--batch", "8") == 1
     assert "holds an arena with another model, text, batch" in capsys.readouterr().err
     assert run("--optimizers", "adamw", "--budget", "3", "--space", "adamw.lr=0.1:1") == 1
-    assert "with a different optimizer.lr" in capsys.readouterr().err
+    assert "holds adamw with another search space; give the same" in capsys.readouterr().err
     for content in ("[" * 100_000, '{"of": 1}', "\xff"):
         (out / "arena.json").write_text(content)
         assert run("--add", "muon", "--budget", "2") == 1
