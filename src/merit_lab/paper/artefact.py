@@ -76,7 +76,7 @@ class Artefact:
             return Page(title, [scale], f"Not run. {self.missing}", back=_OVERVIEW)
         sections = []
         for verdict, content in zip(self.verdicts, self.content["verdicts"], strict=True):
-            said = [verdict.claim.says, _readable(comparisons(verdict))]
+            said = verdict.claim.says, _readable(comparisons(verdict))
             source = f"Source: {content['source']}."
             sections.append(Section(verdict.outcome.capitalize(), said, caption=source))
         charts = [chart for draw in self.entry.charts for chart in draw(self.data)]

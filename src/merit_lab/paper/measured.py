@@ -17,11 +17,12 @@ from merit_lab.measure.evaluate.command import evaluate
 from merit_lab.measure.evaluate.sets import PAPER_SETS
 from merit_lab.models import Model
 from merit_lab.paper.plan import Data
-from merit_lab.paper.quantities import per_run, score
+from merit_lab.paper.quantities import BySeed, Quantity, per_run
 from merit_lab.paper.scales import Scale
 from merit_lab.train.checkpoint_files import steps_of
 from merit_lab.train.snapshot import Snapshot
 
+_PERPLEXITIES = {"lambada": "perplexity", "wikitext": "word_perplexity"}
 _LONG_ENOUGH = 512  # tokens of context that fit every answer of every set
 
 
@@ -193,7 +194,50 @@ def spectrum(data: Data) -> pl.DataFrame:
     return data.runs.select("run", "series", **columns).drop_nulls().explode(*parts)
 
 
-# Evaluations: figures 5 and 12, table 1.
+# Evaluations: figures 5 and 12, table 1. They are columns of the runs.
+
+
+def _column(name: str) -> pl.Expr:
+    """The perplexity, or the accuracy in percent, on an evaluation set."""
+    if name in _PERPLEXITIES:
+        return pl.col(f"evaluate.{name}.{_PERPLEXITIES[name]}")
+    return 100 * pl.col(f"evaluate.{name}.acc")
+
+
+def score(name: str) -> Quantity:
+    """The perplexity, or the accuracy in percent, on an evaluation set."""
+    if name in _PERPLEXITIES:
+        return per_run(name, _column(name), number=".4g")
+    return per_run(name, _column(name), diverged=-math.inf, number=".2f")
+
+
+def log_perplexity(name: str) -> Quantity:
+    """The logarithm of a perplexity: a difference of two is a ratio."""
+    return per_run(f"log perplexity on {name}", _column(name).log())
+
+
+def average(entry: str) -> Quantity:
+    """The mean accuracy on an entry's sets, of runs that have all of them."""
+    columns = [_column(name) for name in PAPER_SETS[entry]]
+    mean = pl.sum_horizontal(columns, ignore_nulls=False) / len(columns)
+    return per_run("average accuracy", mean, diverged=-math.inf, number=".2f")
+
+
+def wins(entry: str, rival: str) -> Quantity:
+    """The sets on which MERIT is above the rival, less those on which it is below."""
+
+    def of(data: Data) -> BySeed:
+        won: dict[int, float] = {}
+        for name in PAPER_SETS[entry]:
+            ours, theirs = (score(name).of(data.where(series=one)) for one in ("MERIT", rival))
+            for seed in sorted(ours.keys() & theirs.keys()):
+                if ours[seed] != theirs[seed] or math.isfinite(ours[seed]):  # one of them did not diverge
+                    sign = (ours[seed] > theirs[seed]) - (ours[seed] < theirs[seed])
+                    won[seed] = won.get(seed, 0.0) + sign
+        return won
+
+    name = f"sets where MERIT is above {rival}, less those where it is below"
+    return Quantity(name=name, of=of, silent="both diverged, with every seed")
 
 
 def evaluate_on(entry: str) -> Callable[[Data, Scale, Path | None], None]:

@@ -34,7 +34,7 @@ ACCURACY = {"small": {e.REFERENCE: 43.56, "MERIT": 43.87}, "medium": {e.REFERENC
 
 
 def _scores(entry: str) -> Mapping[str, q.Quantity]:
-    return {name: q.score(name) for name in PAPER_SETS[entry]}
+    return {name: measured.score(name) for name in PAPER_SETS[entry]}
 
 
 OF_PAPER = (
@@ -104,8 +104,8 @@ OF_PAPER = (
         (Runs("gpt2", WATCHED),),
         Claim(
             "On LAMBADA and WikiText MERIT's models have a lower perplexity than AdamW's and LAMB's.",
-            below("MERIT", "AdamW", "LAMB", of=q.log_perplexity("lambada"))
-            + below("MERIT", "AdamW", "LAMB", of=q.log_perplexity("wikitext")),
+            below("MERIT", "AdamW", "LAMB", of=measured.log_perplexity("lambada"))
+            + below("MERIT", "AdamW", "LAMB", of=measured.log_perplexity("wikitext")),
         ),
         columns=_scores("fig5"),
         charts=tuple(drawing.points(f"perplexity on {name}", of) for name, of in _scores("fig5").items()),
@@ -224,11 +224,11 @@ OF_PAPER = (
         (Runs("gpt2", WATCHED),),
         Claim(
             "On most SuperGLUE tasks MERIT's model is more accurate than AdamW's and LAMB's.",
-            versus("", q.constant(0), q.wins("fig12", "AdamW"))
-            + versus("", q.constant(0), q.wins("fig12", "LAMB")),
+            versus("", q.constant(0), measured.wins("fig12", "AdamW"))
+            + versus("", q.constant(0), measured.wins("fig12", "LAMB")),
         ),
-        columns={**_scores("fig12"), "average": q.average("fig12")},
-        charts=(drawing.points("average accuracy (%)", q.average("fig12")),),
+        columns={**_scores("fig12"), "average": measured.average("fig12")},
+        charts=(drawing.points("average accuracy (%)", measured.average("fig12")),),
         measure=measured.evaluate_on("fig12"),
     ),
     Entry(
@@ -280,10 +280,10 @@ OF_PAPER = (
         ),
         Claim(
             "MERIT with a large batch is as accurate on average as AdamW with a small one, or more.",
-            below(e.REFERENCE, "MERIT", of=q.average("table1")),
+            below(e.REFERENCE, "MERIT", of=measured.average("table1")),
         ),
-        columns={**_scores("table1"), "average": q.average("table1")},
-        charts=(drawing.points("average accuracy (%)", q.average("table1")),),
+        columns={**_scores("table1"), "average": measured.average("table1")},
+        charts=(drawing.points("average accuracy (%)", measured.average("table1")),),
         rows=e.WITH_BATCH,
         note=e.MORE,
         is_grid=True,

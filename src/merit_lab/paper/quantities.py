@@ -12,7 +12,6 @@ from typing import Any
 import polars as pl
 import torch
 
-from merit_lab.measure.evaluate.sets import PAPER_SETS
 from merit_lab.models import build, flops_per_token
 from merit_lab.models.transformers_config import AnyModelConfig
 from merit_lab.paper.plan import ENDED, Data
@@ -25,7 +24,6 @@ Query = Callable[[Data], pl.DataFrame]
 """From runs to a frame with the columns run and value, and step if it is a curve."""
 
 VALUE, LAYERS, WIDTH = pl.col("value"), pl.col("model.layers"), pl.col("model.width")
-_PERPLEXITIES = {"lambada": "perplexity", "wikitext": "word_perplexity"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,49 +357,3 @@ SECONDS = per_run(
 """The median time of a step, hardly affected by the steps that include measurements."""
 TERAFLOPS = per_run("TFLOP/s", _teraflops, diverged=None, number=".1f")
 OPTIMIZER_SHARE = per_run("optimizer's share, %", _optimizer_share, diverged=None, number=".2f")
-
-
-# Evaluations, which are columns of the runs.
-
-
-def _column(name: str) -> pl.Expr:
-    """The perplexity, or the accuracy in percent, on an evaluation set."""
-    if name in _PERPLEXITIES:
-        return pl.col(f"evaluate.{name}.{_PERPLEXITIES[name]}")
-    return 100 * pl.col(f"evaluate.{name}.acc")
-
-
-def score(name: str) -> Quantity:
-    """The perplexity, or the accuracy in percent, on an evaluation set."""
-    if name in _PERPLEXITIES:
-        return per_run(name, _column(name), number=".4g")
-    return per_run(name, _column(name), diverged=-math.inf, number=".2f")
-
-
-def log_perplexity(name: str) -> Quantity:
-    """The logarithm of a perplexity: a difference of two is a ratio."""
-    return per_run(f"log perplexity on {name}", _column(name).log())
-
-
-def average(entry: str) -> Quantity:
-    """The mean accuracy on an entry's sets, of runs that have all of them."""
-    columns = [_column(name) for name in PAPER_SETS[entry]]
-    mean = pl.sum_horizontal(columns, ignore_nulls=False) / len(columns)
-    return per_run("average accuracy", mean, diverged=-math.inf, number=".2f")
-
-
-def wins(entry: str, rival: str) -> Quantity:
-    """The sets on which MERIT is above the rival, less those on which it is below."""
-
-    def of(data: Data) -> BySeed:
-        won: dict[int, float] = {}
-        for name in PAPER_SETS[entry]:
-            ours, theirs = (score(name).of(data.where(series=one)) for one in ("MERIT", rival))
-            for seed in sorted(ours.keys() & theirs.keys()):
-                if ours[seed] != theirs[seed] or math.isfinite(ours[seed]):  # one of them did not diverge
-                    sign = (ours[seed] > theirs[seed]) - (ours[seed] < theirs[seed])
-                    won[seed] = won.get(seed, 0.0) + sign
-        return won
-
-    name = f"sets where MERIT is above {rival}, less those where it is below"
-    return Quantity(name=name, of=of, silent="both diverged, with every seed")

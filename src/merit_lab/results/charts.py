@@ -9,8 +9,6 @@ can be read on both in a file. An optimizer has one colour in all charts; its se
     steps_to   steps to a loss against the batch
     lines      any columns, a line for each series
     points     a value for each seed, by group
-    intervals  differences with their intervals
-    bars       a value for each name
     heat       a matrix of values
     layers     the largest logit of each layer over the steps, for each series
 
@@ -25,7 +23,6 @@ Example:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 
 import altair as alt
@@ -114,34 +111,23 @@ def curves(
 def rates(
     runs: pl.DataFrame,
     rate: str = "optimizer.lr",
-    value: str = "validation_loss",
     *,
     name: str,
     title: str,
     caption: str = "",
-    ignoring: Sequence[str] = (),
 ) -> Chart:
     """The last value of runs against a setting: a line for each series of runs that differ in it alone.
 
     Lines join means over seeds, dots are runs, and a ring is the lowest of a series. At the top: a cross for
     each run that diverged, a triangle for each far above the others.
-
-    Args:
-        runs: the frame of runs.
-        rate: the setting, by its column.
-        value: what is drawn.
-        name: of the chart's file.
-        title: above the chart.
-        caption: below it.
-        ignoring: other settings that change together with it.
     """
-    runs = runs if "left_out" in runs.columns else with_series(runs, ignoring=(rate, *ignoring))
+    runs = runs if "left_out" in runs.columns else with_series(runs, ignoring=(rate,))
     kept = runs.filter(pl.col("left_out").is_null() & pl.col(rate).is_not_null())
-    rows = kept.with_columns(pl.col(rate).alias("x").cast(pl.Float64), pl.col(value).alias("y"))
+    rows = kept.with_columns(pl.col(rate).alias("x").cast(pl.Float64), pl.col("validation_loss").alias("y"))
     failed = pl.col("status") == "diverged"
     known = rows.filter(~failed & pl.col("y").is_finite())
     if known.is_empty():
-        raise ValueError(f"no run with a {rate} finished with a {value}; there is nothing to draw")
+        raise ValueError(f"no run with a {rate} finished with a validation loss; there is nothing to draw")
     lowest, highest = ends(known["y"])
     middle = float(known["y"].median())  # type: ignore[arg-type]
     far = highest - lowest > _FAR * (middle - lowest) > 0
@@ -153,7 +139,7 @@ def rates(
     shade = look(runs)
     log = ends(rows["x"])[0] > 0
     x = position(alt.X, rows["x"], title_of(rate), log=log, ticks=rows["x"].unique().sort())
-    y = position(alt.Y, known["y"], title_of(value), domain=(lowest - margin, top + margin))
+    y = position(alt.Y, known["y"], title_of("validation_loss"), domain=(lowest - margin, top + margin))
     dots = data(known.filter(pl.col("y") <= ceiling)).mark_circle(size=24, opacity=0.6)
     ring = data(best.filter(pl.col("y") <= ceiling)).mark_point(size=220, strokeWidth=1.6, filled=False)
     layers = [
@@ -224,14 +210,12 @@ def lines(
     y_title: str = "",
     log_x: bool = False,
     log_y: bool = False,
-    zero: bool = False,
     low: str | None = None,
     high: str | None = None,
-    ideal: pl.DataFrame | None = None,
 ) -> Chart:
     """A line for each series over any column; the colours are those of ``optimizer.name``, if there is one.
 
-    ``low`` and ``high`` are columns drawn as bars; ``ideal``, with the same x and y, is a dotted line.
+    ``low`` and ``high`` are columns drawn as bars.
     """
     rows = columns(frame, x, y, *(column for column in (low, high) if column))
     shade = look(frame)
@@ -240,17 +224,12 @@ def lines(
     across = position(
         alt.X, rows["x"], x_title or title_of(x), log=log_x, ticks=rows["x"].unique().sort() if few else None
     )
-    up = position(alt.Y, values, y_title or title_of(y), log=log_y, zero=zero)
+    up = position(alt.Y, values, y_title or title_of(y), log=log_y)
     marked = {"size": 30} if rows.group_by("series").len()["len"].max() <= FEW_POINTS else False  # type: ignore[operator]
     layers = [data(rows).mark_line(clip=True, strokeWidth=2.2, point=marked).encode(across, up, *shade)]
     if low and high:
         span = alt.Y(f"{low}:Q"), alt.Y2(high)
         layers.append(data(rows).mark_rule(clip=True, opacity=0.6).encode(across, *span, shade[0]))
-    if ideal is not None:
-        dots = data(columns(ideal.with_columns(series=pl.lit("")), x, y)).mark_line(
-            strokeDash=[2, 4], color="currentColor", opacity=0.6, clip=True
-        )
-        layers.append(dots.encode(across, up))
     return picture(layers, name, title, caption)
 
 
@@ -263,14 +242,13 @@ def points(
     title: str,
     caption: str = "",
     x_title: str = "",
-    log: bool = False,
 ) -> Chart:
     """A dot for each row, in a line for each group, and a tick at the mean of a series."""
     rows = named(frame).with_columns(pl.col(value).alias("x"), wrapped(group).alias("y"))
     rows = rows.filter(pl.col("x").is_finite())
     names = rows["y"].unique(maintain_order=True).to_list()
     shade = look(frame, legend=group != "series")
-    x = position(alt.X, rows["x"], x_title or title_of(value), log=log)
+    x = position(alt.X, rows["x"], x_title or title_of(value))
     y = row_names(names)
     means = rows.group_by("series", "y", maintain_order=True).agg(pl.col("x").mean())
     offset = alt.YOffset("series:N", sort=rows["series"].unique(maintain_order=True).to_list())
@@ -278,65 +256,6 @@ def points(
     ticks = data(means).mark_tick(thickness=2.5, size=14, clip=True, orient="vertical")
     layers = [layer.encode(x, y, shade[0], yOffset=offset) for layer in (dots, ticks)]
     return picture(layers, name, title, caption, height=height_of(names))
-
-
-def intervals(
-    frame: pl.DataFrame,
-    label: str = "label",
-    *,
-    name: str,
-    title: str,
-    caption: str = "",
-    x_title: str = "difference",
-    mean: str = "mean",
-    low: str = "low",
-    high: str = "high",
-) -> Chart:
-    """Differences by their label, each with its interval, and a line at 0. Infinite ones are left out."""
-    rows = frame.select(
-        wrapped(label).alias("y"),
-        *(pl.col(column).alias(to) for column, to in ((mean, "x"), (low, "low"), (high, "high"))),
-    ).filter(pl.col("x").is_finite())
-    rows = rows.with_columns(pl.when(pl.col("low", "high").is_finite()).then(pl.col("low", "high")))
-    every = pl.concat([rows["x"], rows["low"], rows["high"], pl.Series([0.0])]).drop_nulls()
-    x = position(alt.X, every, x_title)
-    y = row_names(rows["y"].to_list())
-    base = data(rows)
-    zero = data(pl.DataFrame({"x": [0.0]})).mark_rule(color="currentColor", opacity=0.5)
-    layers = [
-        zero.encode(x),
-        base.mark_rule(strokeWidth=2, color="currentColor").encode(alt.X("low:Q"), alt.X2("high"), y),
-        base.mark_circle(size=60, opacity=1, color="currentColor").encode(x, y),
-    ]
-    return picture(layers, name, title, caption, height=height_of(rows["y"].to_list()))
-
-
-def bars(
-    frame: pl.DataFrame,
-    label: str,
-    value: str,
-    *,
-    name: str,
-    title: str,
-    caption: str = "",
-    x_title: str = "",
-    low: str | None = None,
-    high: str | None = None,
-) -> Chart:
-    """A bar from 0 for each label, with its interval between two columns if they are given."""
-    rows = frame.with_columns(pl.col(value).alias("x"), wrapped(label).alias("y"))
-    rows = named(rows if "series" in rows.columns else rows.with_columns(pl.col("y").alias("series")))
-    every = pl.concat(
-        [rows["x"].cast(pl.Float64), *(rows[one].cast(pl.Float64) for one in (low, high) if one)]
-    )
-    x = position(alt.X, every, x_title or title_of(value), zero=True)
-    y = row_names(rows["y"].to_list())
-    kept = rows.select("series", "x", "y", *(one for one in (low, high) if one))
-    layers = [data(kept).mark_bar(opacity=0.85).encode(x, y, look(rows, legend=False)[0])]
-    if low and high:
-        span = alt.X(f"{low}:Q"), alt.X2(high)
-        layers.append(data(kept).mark_rule(strokeWidth=1.6, color="currentColor").encode(*span, y))
-    return picture(layers, name, title, caption, height=height_of(rows["y"].to_list()))
 
 
 def heat(
@@ -351,7 +270,6 @@ def heat(
     log: bool = False,
     domain: tuple[float, float] | None = None,
     x_title: str = "",
-    y_title: str = "",
     value_title: str = "",
 ) -> Chart:
     """A cell for each x and y, the last y at the top, with values beyond ``domain`` cut to it."""
@@ -373,7 +291,7 @@ def heat(
     vertical = alt.Axis(
         labelExpr=NUMBER if rows["y"].dtype.is_numeric() else "datum.label", labelOverlap="greedy"
     )
-    up = alt.Y("y:O", title=y_title or title_of(y), sort="descending", axis=vertical)
+    up = alt.Y("y:O", title=title_of(y), sort="descending", axis=vertical)
     height = min(HEIGHT, max(80, 18 * rows["y"].n_unique()))
     return picture([cells.encode(across, up, colour)], name, title, caption, height=height)
 

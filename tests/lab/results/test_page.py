@@ -36,13 +36,10 @@ def frame(names: tuple[str, ...] = ("AdamW", "LAMB")) -> pl.DataFrame:
 
 
 def all_charts(of: pl.DataFrame) -> list[charts.Chart]:
-    one = of.unique("series", maintain_order=True)
     return [
         charts.lines(of, "batch", "steps", name="lines", title="Lines", log_x=True, low="low", high="high"),
         charts.steps_to(of, name="to", title="To", ideals=of, missed=of.head(1), fits=of),
         charts.points(of, "steps", name="points", title="Points"),
-        charts.bars(one, "series", "steps", name="bars", title="Bars", low="low", high="high"),
-        charts.intervals(one, "series", mean="steps", name="intervals", title="Intervals"),
         charts.heat(of, "batch", "series", "steps", name="heat", title="Heat", log=True),
     ]
 
@@ -73,7 +70,7 @@ def test_whatever_a_name_is_the_page_and_its_files_hold(name: str, tmp_path: Pat
     text = page.read_text(encoding="utf-8")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\uffff\u2028]", text)
     assert text.count("<script") == 0
-    assert text.count("<svg") == text.count("</svg>") == 6
+    assert text.count("<svg") == text.count("</svg>") == 4
     for picture in (tmp_path / "page" / "figures").iterdir():
         assert "AdamW" in "".join(ElementTree.parse(picture).getroot().itertext()), picture.name
     markdown = (tmp_path / "page" / "table.md").read_text(encoding="utf-8")
@@ -119,7 +116,7 @@ def test_a_picture_is_the_same_each_time_and_ids_are_its_own() -> None:
 
 def test_an_optimizer_has_its_colour_in_every_chart() -> None:
     for names in (("AdamW", "LAMB"), ("LAMB", "MERIT", "AdamW")):
-        for chart in all_charts(frame(names))[:4]:
+        for chart in all_charts(frame(names))[:3]:
             assert "#00875f" in chart.svg, chart.name  # of AdamW
 
 
@@ -132,7 +129,7 @@ def test_charts_follow_the_schema_of_vega_lite(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(drawing.alt, "layer", layer)
     all_charts(frame())
-    assert len(seen) == 6
+    assert len(seen) == 4
     for chart in seen:
         chart.to_dict(validate=True)
 
