@@ -66,6 +66,11 @@ def prepare(
     if existing is not None:
         progress.say(f"{folder} is already prepared")
         return existing
+    encoder: Tokenizer | None = None
+    if chosen.name == "bytes":
+        encoder = tokenizers.Bytes()
+    elif chosen.name == "gpt2":
+        encoder = tokenizers.Gpt2(gpt2_vocabulary)  # refuses what it cannot find before anything is written
     names = [f"{split}.bin" for split in corpus.splits]
     names += [TOKENIZER_FILE] * tokenizers.has_file(chosen.name)
     dtype = "uint16" if chosen.size <= 2**16 else "uint32"
@@ -79,7 +84,7 @@ def prepare(
         if not overwrite:
             _refuse_other_files(folder, except_for=moved)
         if parts.index is None:
-            encoder = _make_tokenizer(chosen, gpt2_vocabulary, corpus, partial, progress)
+            encoder = encoder or _from_file(chosen, corpus, partial, progress)
             _tokenize(corpus, encoder, parts, progress, part_bytes)
             progress.say("checking what was written")
             parts.complete(asdict(_index(encoder, parts, recipe)))
@@ -132,13 +137,8 @@ def _refuse_other_files(folder: Path, except_for: Sequence[str] = ()) -> None:
             raise ValueError(f"{folder / name} was not written by `merit prepare`; {_WAY_OUT}")
 
 
-def _make_tokenizer(
-    chosen: Chosen, gpt2_vocabulary: Path | None, corpus: Corpus, partial: Path, progress: WorkProgress
-) -> Tokenizer:
-    if chosen.name == "bytes":
-        return tokenizers.Bytes()
-    if chosen.name == "gpt2":
-        return tokenizers.Gpt2(gpt2_vocabulary)
+def _from_file(chosen: Chosen, corpus: Corpus, partial: Path, progress: WorkProgress) -> Tokenizer:
+    """Return a tokenizer from a copy of its file, or from the one that is trained here."""
     path = partial / TOKENIZER_FILE
     if chosen.path is not None:
         write_atomically(path, chosen.path.read_bytes())
