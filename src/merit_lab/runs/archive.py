@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import io
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,6 @@ from merit_lab.folders import refuse_file
 from merit_lab.json_values import decode, encode, with_nan
 from merit_lab.runs import durable
 from merit_lab.runs.steps import COLUMNS, LOGGED, OF_PARAMETERS
-from merit_optim.spelling import did_you_mean
 
 THINNED: Mapping[tuple[str, ...], int] = {LOGGED: 50, ("max_logits",): 11, ("updates",): 6, ("entropies",): 3}
 """How many rows of a run keep these columns, at most; the first and the last are among them."""
@@ -101,25 +100,6 @@ def add(path: Path, heads: Iterable[Head], steps: pl.DataFrame) -> None:
     new = thinned(steps.filter(pl.col("run").is_in(names)))
     parts = [pl.DataFrame(rows, schema_overrides={"step": pl.Int64}), new]
     _replace(path, pl.concat([old, *(_whole(part) for part in parts)]), before)
-
-
-def remove(path: Path, names: Sequence[str]) -> None:
-    """Remove runs from a file, and the file with the last of them."""
-    if not path.is_file():
-        raise ValueError(f"there is no {path}, so no run is kept in it")
-    before = _checked(path)
-    old = _read(path, before)
-    there = old["run"].unique().to_list()
-    for name in names:
-        if name not in there:
-            hint = did_you_mean(name, there)
-            raise ValueError(f"{path} keeps no run {name!r}{hint} `merit runs {path}` lists those it keeps")
-    left = old.filter(~pl.col("run").is_in(list(names)))
-    if left.height:
-        _replace(path, left, before)
-    else:
-        path.unlink()
-        hash_path(path).unlink()
 
 
 def thinned(steps: pl.DataFrame) -> pl.DataFrame:

@@ -21,22 +21,14 @@ def main(argv: Sequence[str]) -> int:
         description="Copy the records of runs that are over into one small file, to keep with code or a "
         "paper: fewer digits and points of long curves, what was measured of them, no checkpoints and no "
         "paths. All commands read it as they read the runs. Runs that are in the file already are left "
-        "unchanged, until --remove names them.",
+        "unchanged.",
     )
-    parser.add_argument("runs", nargs="*", type=Path, help="run directories, or folders of them, also nested")
+    parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders of them, also nested")
     parser.add_argument("--out", type=Path, required=True, help="folder of the file, runs.parquet")
-    parser.add_argument("--remove", nargs="+", metavar="NAME", help="remove runs from the file, by name")
     options = parser.parse_args(argv)
-    if bool(options.runs) == bool(options.remove):
-        parser.error("give the runs to keep, or with --remove the names of those to remove")
     try:
-        file = find.archive_of(options.out)
-        if options.remove:
-            archive.remove(file, options.remove)
-            print(f"{len(set(options.remove))} removed from {file}")
-        else:
-            find.say_what_is_left_out("merit keep", options.runs)
-            keep(options.runs, file)
+        find.say_what_is_left_out("merit keep", options.runs)
+        keep(options.runs, find.archive_of(options.out))
     except (OSError, ValueError) as error:
         print(f"merit keep: {error}", file=sys.stderr)
         return 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -70,7 +70,9 @@ class _Spec:
 
     def create(self, config: TrainConfig, model: Model, kinds: Collection[Kind]) -> Optimizer:
         """Return the optimizer for the weights of these kinds."""
-        cls, is_ours = self._class()
+        cls = class_of(self.name)
+        # Those of this package check values and gradients themselves.
+        is_ours = isinstance(cls, type) and issubclass(cls, SafeOptimizer)
         check_known(cls, self.user, self.field)
         user = self.user if is_ours else fitted_options(cls, self.user, self.field)
         options = {"lr": self.lr, **self.fixed, **user}
@@ -93,28 +95,25 @@ class _Spec:
             if "use_muon" not in str(error):
                 raise
             optimizer = construct(make, _sorted_for_muon(groups), options, self.name)
-        self._check_overrides(optimizer, groups, overrides)
         if not is_ours:
             check_used(cls, user, optimizer.defaults, self.field)
-            _check_override_values(cls, groups, options, overrides)
-        return optimizer
-
-    def _class(self) -> tuple[Callable[..., Optimizer], bool]:
-        """Return the class, and whether it is from this package and so checks values and gradients itself."""
-        cls = class_of(self.name)
-        return cls, isinstance(cls, type) and issubclass(cls, SafeOptimizer)
-
-    def _check_overrides(
-        self, optimizer: Optimizer, groups: list[dict[str, Any]], overrides: dict[str, dict[str, Any]]
-    ) -> None:
-        """Raise ValueError if an override sets an option that the optimizer does not have."""
+        parameters = [parameter for group in groups for parameter in group["params"]]
         known = {*optimizer.defaults, *(LATER if isinstance(optimizer, TrustRatioOptimizer) else ())}
-        for option in {option for settings in overrides.values() for option in settings}:
-            if option not in known and any(option in group for group in groups):
+        for pattern, settings in overrides.items():
+            used = {name: value for name, value in settings.items() if any(name in group for group in groups)}
+            if unknown := sorted(used.keys() - known):
                 raise ValueError(
-                    f"optimizer.overrides sets {option}, which {self.name} does not have; it has "
+                    f"optimizer.overrides sets {unknown[0]}, which {self.name} does not have; it has "
                     f"{', '.join(sorted(known))}"
                 )
+            try:
+                if not is_ours:  # torch's refuse some values as arguments, but not in parameter groups
+                    cls(parameters, **options | used)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"optimizer.overrides sets {used} for {pattern!r}, which {self.name} refuses: {error}"
+                ) from error
+        return optimizer
 
 
 def _sorted_for_muon(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -147,24 +146,6 @@ def options_in_use(config: TrainConfig) -> list[dict[str, Any]]:
         }
         for group in groups
     ]
-
-
-def _check_override_values(
-    cls: Callable[..., Optimizer],
-    groups: list[dict[str, Any]],
-    options: dict[str, Any],
-    overrides: dict[str, dict[str, Any]],
-) -> None:
-    """Raise ValueError on values that torch's optimizers refuse as arguments but not in parameter groups."""
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    for pattern, settings in overrides.items():
-        used = {name: value for name, value in settings.items() if any(name in group for group in groups)}
-        try:
-            cls(parameters, **options | used)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"optimizer.overrides sets {used} for {pattern!r}, which {cls.__name__} refuses: {error}"
-            ) from error
 
 
 @contextlib.contextmanager

@@ -93,18 +93,13 @@ def construct(
     """Construct an optimizer from parameter groups and options; explain errors."""
     try:
         optimizer = make(groups, **options)
-    except TypeError as error:
-        raise ValueError(
-            f"{name} could not be constructed from parameter groups and {', '.join(options)}: {error}. It "
-            "must take these: betas if optimizer.betas is given, and everything in optimizer.options. Give "
-            "missing arguments in optimizer.options"
-        ) from error
     except Exception as error:  # an external class may raise anything
-        if not is_external(name):
+        if not (is_external(name) or isinstance(error, TypeError)):
             raise
         raise ValueError(
-            f"{name} refuses its arguments, parameter groups and {', '.join(options)}: {error}. If it "
-            "supports only matrices, name another for the rest, as in --optimizer.rest adamw"
+            f"{name} refuses its arguments, parameter groups and {', '.join(options)}: {error}. Give missing "
+            "ones in optimizer.options; if it supports only matrices, name another for the rest, as in "
+            "--optimizer.rest adamw"
         ) from error
     if any("lr" not in group for group in optimizer.param_groups):
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import types
@@ -161,22 +162,24 @@ def _fit(value: Any, hint: Any) -> Any:
     """Convert a value to a type. Raise TypeError if it does not fit."""
     import torch
 
-    kind = get_origin(hint) or hint
+    kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, types.UnionType):
-        return _fit_any(value, get_args(hint))
+        for member in inner:
+            with contextlib.suppress(TypeError):
+                return _fit(value, member)
+        raise TypeError
     if isinstance(value, str):
         if kind is type or (hint is None and is_external(value)):
             return load_class(value)
         if kind is torch.dtype and isinstance(getattr(torch, value, None), torch.dtype):
             return getattr(torch, value)
         if kind is float:
-            return _float(value)
+            with contextlib.suppress(ValueError):
+                return float(value)
     if kind is Literal:
-        fits = value in get_args(hint)
-    elif kind in (bool, str, types.NoneType):
-        fits = type(value) is kind
-    elif kind in (int, float):
-        fits = type(value) is int or type(value) is kind
+        fits = value in inner
+    elif kind in (bool, str, int, float, types.NoneType):
+        fits = type(value) is kind or (kind is float and type(value) is int)
     elif kind in (tuple, list):
         fits = isinstance(value, tuple)
     else:  # no hint, or one that cannot be checked
@@ -184,19 +187,3 @@ def _fit(value: Any, hint: Any) -> Any:
     if not fits:
         raise TypeError
     return value
-
-
-def _fit_any(value: Any, hints: Iterable[Any]) -> Any:
-    for hint in hints:
-        try:
-            return _fit(value, hint)
-        except TypeError:
-            continue
-    raise TypeError
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise TypeError from None

@@ -86,24 +86,3 @@ def test_another_run_of_the_same_name_is_refused(
     assert run(keep_command.main, tmp_path / "a", tmp_path / "b", "--out", tmp_path / "kept") == 1
     assert f"of the same name with different {what}" in capsys.readouterr().err
     assert not (tmp_path / "kept").exists()
-
-
-def test_runs_are_removed_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in "abc":
-        write_run(tmp_path / "runs" / name, note=f"only in {name}")
-    kept = tmp_path / "kept"
-    assert run(keep_command.main, tmp_path / "runs", "--out", kept) == 0
-    before = (kept / "runs.parquet").read_bytes()
-    assert run(keep_command.main, "--remove", "a", "bb", "--out", kept) == 1
-    assert "keeps no run 'bb'" in capsys.readouterr().err
-    assert (kept / "runs.parquet").read_bytes() == before
-    assert run(keep_command.main, "--remove", "b", "--out", kept) == 0
-    assert table.read(kept).runs["run"].to_list() == ["a", "c"]
-    assert run(keep_command.main, "--remove", "a", "c", "--out", kept) == 0
-    assert not list(kept.iterdir())
-
-
-@pytest.mark.parametrize("arguments", [["--out", "kept"], ["run", "--remove", "run", "--out", "kept"]])
-def test_runs_and_remove_exclude_each_other(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        keep_command.main(arguments)

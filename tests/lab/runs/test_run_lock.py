@@ -57,7 +57,7 @@ def test_the_file_of_another_is_not_written_over(tmp_path, kind):
     folder.mkdir()
     path = folder / "lock"
     if kind != "link to nothing":
-        other.write_text("precious")
+        other.write_text("process precious")  # as the file of a lock, but another's
     if "link" in kind:
         (path.hardlink_to if kind == "hard link" else path.symlink_to)(other)
     elif kind == "pipe":
@@ -68,7 +68,7 @@ def test_the_file_of_another_is_not_written_over(tmp_path, kind):
         pass
     assert not is_locked(folder)
     assert other.exists() == (kind != "link to nothing")
-    assert not other.exists() or other.read_text() == "precious"
+    assert not other.exists() or other.read_text() == "process precious"
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

@@ -186,7 +186,7 @@ def test_attention_that_the_device_does_not_have(kind, refused, changed):
         ({"optimizer.name": "adamw", "optimizer.overrides": ("*:clip=1",)}, "sets clip, which adamw"),
         (
             {"optimizer.name": "adamw", "optimizer.overrides": ("*:betas=1",)},
-            r"'betas': 1} .*which AdamW refuses",
+            r"'betas': 1} .*which adamw refuses",
         ),
         ({"optimizer.name": "adamw", "optimizer.overrides": ("*:betas=[2, 0.9]",)}, "beta parameter.*2"),
     ],
