@@ -22,12 +22,7 @@ from merit_optim.optim.matrices import Matrices, matrices_of
 class MERITVariant(Optimizer):
     """MERIT with ratios for blocks of rows, or ratios averaged over steps.
 
-    Args:
-        params: parameters or parameter groups.
-        lr: learning rate.
-        betas: decay of the two moments.
-        eps: added to the square root of the second moment.
-        weight_decay: added to the update as ``weight_decay * w``.
+    Args beside those of MERIT:
         rows: split a matrix into blocks of this many rows and treat each as a separate weight: with the
             width of an attention head, one block for each head. None: no split.
         smoothing: decay of the moving averages that replace the update's norms; 0: no averaging.
@@ -44,15 +39,8 @@ class MERITVariant(Optimizer):
         rows: int | None = None,
         smoothing: float = 0.0,
     ) -> None:
-        options = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "rows": rows,
-            "smoothing": smoothing,
-        }
-        super().__init__(params, options)
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**options, "rows": rows, "smoothing": smoothing})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

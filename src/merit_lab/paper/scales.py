@@ -84,8 +84,7 @@ class Scale:
 
     def setups(self, which: str) -> list[Setup]:
         """The setups that entries name."""
-        # Attention is observed in the second size (GPT-2 medium), or in the only one.
-        first, observed = self.gpt2[0], self.gpt2[:2][-1]
+        first, observed = self.gpt2[0], self.gpt2[:2][-1]  # the second size (GPT-2 medium), or the only one
         match which:
             case "gpt2" | "llama" | "references" | "doubled":
                 return list(getattr(self, which))
@@ -110,11 +109,8 @@ class Scale:
             case "long, large batch":
                 return list(self.long[1::2])
             case "batches":
-                return [
-                    one.with_batch(batch * one.batch // first.batch)
-                    for one in self.gpt2[:2]
-                    for batch in self.batches
-                ]
+                both = [(one, batch) for one in self.gpt2[:2] for batch in self.batches]
+                return [one.with_batch(batch * one.batch // first.batch) for one, batch in both]
             case "wide" | "deep":
                 shape = self.shapes[which == "deep"]
                 return [shape.with_batch(batch) for batch in self.shape_batches]
@@ -123,33 +119,20 @@ class Scale:
 
 def _paper_rates(model: str) -> dict[str, float]:
     """Learning rates from table 4 of the paper. It has none for maxLAMB, which uses LAMB's."""
-    rates = {
-        name: optimizer.learning_rates[model]
-        for name, optimizer in OPTIMIZERS.items()
-        if optimizer.learning_rates
-    }
+    known = {name: one.learning_rates for name, one in OPTIMIZERS.items() if one.learning_rates}
+    rates = {name: of_models[model] for name, of_models in known.items()}
     return {**rates, "maxlamb": rates["lamb"]}
 
 
-def _gpt2(size: str, batch: int, tokens: int) -> Setup:
-    model = f"gpt2-{size}"
+def _setup(family: str, size: str, batch: int, tokens: int, rates_of: str = "") -> Setup:
+    """A model of the paper's, with the learning rates of its size."""
+    preset = f"{family.lower().replace('gpt-2', 'gpt2')}-{size.lower()}"
     return Setup(
-        name=f"GPT-2 {size}, batch {batch // _K}K",
-        model=PRESETS[model],
+        name=f"{family} {size}, batch {batch // _K}K",
+        model=PRESETS[preset],
         batch=batch,
         tokens=tokens,
-        rates=_paper_rates(model),
-        paper=size,
-    )
-
-
-def _llama(size: str, like: str, batch: int, tokens: int) -> Setup:
-    return Setup(
-        name=f"Llama {size}, batch {batch // _K}K",
-        model=PRESETS[f"llama-{size.lower()}"],
-        batch=batch,
-        tokens=tokens,
-        rates=_paper_rates(like),
+        rates=_paper_rates(rates_of or preset),
         paper=size,
     )
 
@@ -166,7 +149,7 @@ def _longer(setup: Setup, factor: int) -> Setup:
 
 def _long(size: str, rate: float, batch: int) -> tuple[Setup, Setup]:
     """Table 1: 48B tokens. The paper gives no learning rate for the small batch; these are Sophia's."""
-    large = _gpt2(size, batch, 48 * _B)
+    large = _setup("GPT-2", size, batch, 48 * _B)
     return _with_adamw(large, 480, rate), large
 
 
@@ -174,9 +157,9 @@ def _shapes(setup: Setup, wide: ModelConfig, deep: ModelConfig) -> tuple[Setup, 
     return replace(setup, name="wide", model=wide), replace(setup, name="deep", model=deep)
 
 
-_SMALL = _gpt2("small", 1 * _K, 2 * _B)
-_MEDIUM = _gpt2("medium", 4 * _K, 8 * _B)
-_LARGE = _gpt2("large", 8 * _K, 16 * _B)
+_SMALL = _setup("GPT-2", "small", 1 * _K, 2 * _B)
+_MEDIUM = _setup("GPT-2", "medium", 4 * _K, 8 * _B)
+_LARGE = _setup("GPT-2", "large", 8 * _K, 16 * _B)
 _GPT2_SHAPES = (
     replace(PRESETS["gpt2-small"], width=1280, heads=20, layers=4),  # 78.7M in the blocks
     replace(PRESETS["gpt2-small"], width=512, heads=8, layers=25),  # 78.6M
@@ -189,14 +172,7 @@ _TINY = Setup(
     model=PRESETS["tiny"],
     batch=64,
     tokens=128 * 64 * 64,
-    rates={
-        "adamw": 2e-3,
-        "lamb": 4e-2,
-        "maxlamb": 4e-2,
-        "merit": 4e-2,
-        "lion": 1.6e-3,
-        "sophiag": 2e-3,
-    },
+    rates={"adamw": 2e-3, "lamb": 4e-2, "maxlamb": 4e-2, "merit": 4e-2, "lion": 1.6e-3, "sophiag": 2e-3},
 )
 _LLAMA_TINY = replace(_TINY, name="Llama 0.2M, batch 64", model=PRESETS["llama-tiny"])
 # 200 steps of 512 sequences of 512 tokens. The learning rates are the best of factor-of-two grids with one
@@ -238,7 +214,7 @@ _SMALL_SCALE = Scale(
     name="small",
     summary="the paper's GPT-2 small and Llama 130M, a GPU node",
     gpt2=(_SMALL,),
-    llama=(_llama("130M", "gpt2-small", 1 * _K, 26 * _B // 10),),
+    llama=(_setup("Llama", "130M", 1 * _K, 26 * _B // 10, "gpt2-small"),),
     batches=(128, 256, 512, 1 * _K, 2 * _K),
     small_batch=128,
     references=(_with_adamw(_SMALL, 480, 6e-4),),
@@ -302,7 +278,7 @@ SCALES = {
         name="paper",
         summary="all of the paper's models at its own settings, a cluster",
         gpt2=(_SMALL, _MEDIUM, _LARGE),
-        llama=(*_SMALL_SCALE.llama, _llama("350M", "gpt2-medium", 4 * _K, 8 * _B)),
+        llama=(*_SMALL_SCALE.llama, _setup("Llama", "350M", 4 * _K, 8 * _B, "gpt2-medium")),
         batches=(*_SMALL_SCALE.batches, 4 * _K),
         small_batch=512,
         references=(*_SMALL_SCALE.references, _with_adamw(_MEDIUM, 480, 3e-4)),
