@@ -142,7 +142,7 @@ def test_the_command_line(folder, data, tmp_path, capsys, monkeypatch):
     assert (model.layers, model.context, model.configuration.rms_norm_eps) == (1, 16, 1e-5)
     assert "llama of 10.5k parameters" in run.metrics("event")[0]["message"]
     for wrong, message in (
-        ([f"hf:{path}-no"], "there is no such folder"),
+        ([f"hf:{path}-no"], "name a folder with a config.json"),
         ([*argv, "--model.context", "64"], "has 32 positions; choose at most 32"),
         ([*argv, "--model.options", "vocab_size=64"], "but the vocabulary has 64 entries"),
         ([*argv, "--model.attention", "flash_attention_2"], "needs CUDA"),
