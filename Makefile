@@ -31,10 +31,10 @@ arena: $(LAB) ## tune five optimizers alike on a small model, and rank them: und
 	$(BIN)/merit arena tiny --data data/embedded --batch 128 --jobs 2
 
 # Lint and documentation, which use one core, beside the tests.
-test: $(DEV) ## run lint, build the documentation and run every test but slow ones
+test: $(DEV) ## run lint, build the documentation and run every test but slow ones, with ten cases of each
 	@$(MAKE) -j2 tested checked
 
-test-all: $(DEV) ## the same with the slow tests: half an hour on two cores
+test-all: $(DEV) ## the same with the slow tests and all cases: an hour on two cores
 	@$(MAKE) -j2 tested checked SLOW=--slow
 
 checked: lint docs

@@ -45,8 +45,12 @@ def _one_rounding() -> None:
     torch.backends.mkldnn.enabled = True
 
 
+# Of a test with more cases than this, so many run that are spread evenly over them; with --slow all do.
+_MOST_CASES = 10
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow, and every case")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -57,6 +61,8 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
         _skip(items, "slow", "takes minutes: run it with --slow")
+        if not any("::" in argument for argument in config.args):  # a test that is named runs whole
+            _leave_some_of_each_test(config, items)
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             for warning in _OF_TORCH_S_COMPILER:
@@ -87,6 +93,19 @@ def two_nodes() -> None:
     """For tests that run torchrun on two nodes: skips where this machine cannot be two."""
     if (reason := why_not_two_nodes()) is not None:
         pytest.skip(f"needs two network namespaces: {reason}")
+
+
+def _leave_some_of_each_test(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect most cases of those tests that have very many."""
+    cases: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
+    kept = set()
+    for alike in cases.values():
+        num = min(len(alike), _MOST_CASES)
+        kept.update(alike[place * (len(alike) - 1) // max(1, num - 1)] for place in range(num))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def _leave_one_of_each_file(config: pytest.Config, items: list[pytest.Item], marker: str) -> None:

@@ -15,7 +15,8 @@ from merit_optim.optim import algorithm
 from merit_optim.optim.algorithm import Rule
 from merit_optim.optim.directions import Soap, direction_of
 from merit_optim.optim.matrices import View, matrices_of
-from merit_optim.optim.refresh import phases_of, spread
+from merit_optim.optim.refresh import Members, phases_of, spread
+from merit_optim.optim.spec import Spec
 
 Shape = tuple[int, ...]
 
@@ -39,9 +40,14 @@ def built(shapes: list[Shape], optimizer_class: Any = SOAPMERIT, **options: Any)
     return optimizer_class([{"params": params, "direction": "soap"}], **options)
 
 
+def members(optimizer: Optimizer) -> Members:
+    """The spec and the parameters of every group."""
+    return [(Spec.of(group), group["params"]) for group in optimizer.param_groups]
+
+
 def phases(optimizer: Optimizer) -> list[int]:
     """In the order of the parameters."""
-    by_param = phases_of(optimizer.param_groups)
+    by_param = phases_of(members(optimizer))
     return [by_param[param] for param in params_of(optimizer)]
 
 
@@ -153,7 +159,7 @@ def test_groups_of_one_frequency_share_its_phases() -> None:
         {"params": params[5:], "direction": "soap", "refresh_phase": 7},
         {"params": [nn.Parameter(torch.ones(3))], "direction": "adam"},
     ]
-    by_param = phases_of(SOAP(groups).param_groups)
+    by_param = phases_of(members(SOAP(groups)))
     assert [by_param.get(param) for param in params] == [0, 1, 0, 1, 2, None]
 
 
@@ -178,7 +184,7 @@ def test_a_single_matrix_has_the_authors_schedule() -> None:
 def test_a_fixed_phase_improves_all_at_once() -> None:
     for phase in (0, 4):
         optimizer = built(SMALL, refresh_phase=phase)
-        assert not phases_of(optimizer.param_groups)
+        assert not phases_of(members(optimizer))
         steps = improved_in_each_step(optimizer, 16)
         expected = [taken for taken in range(1, 16) if taken % FREQUENCY == phase]
         assert [taken for taken, improved in enumerate(steps) if improved] == expected
@@ -241,7 +247,7 @@ def test_other_directions_have_no_phases() -> None:
         {"params": params[3:], "direction": "muon"},
     ]
     optimizer = MERIT(groups, lr=0.1)
-    assert phases_of(optimizer.param_groups) == {params[1]: 0, params[2]: 1}
+    assert phases_of(members(optimizer)) == {params[1]: 0, params[2]: 1}
     before = [param.detach().clone() for param in params]
     take_steps(optimizer, 2)
     assert not any(torch.equal(*pair) for pair in zip(before, params, strict=True))
@@ -310,7 +316,7 @@ def test_a_saved_phase_is_loaded_and_a_missing_one_means_turns() -> None:
     weights, saved = snapshot(built(SMALL, refresh_phase=3))
     _, not_given = snapshot(built(SMALL))
     assert loaded(saved, weights).param_groups[0]["refresh_phase"] == 3
-    assert not phases_of(loaded(saved, weights).param_groups)
+    assert not phases_of(members(loaded(saved, weights)))
     assert loaded(not_given, weights, refresh_phase=5).param_groups[0]["refresh_phase"] is None
 
 

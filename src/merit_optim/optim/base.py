@@ -21,9 +21,11 @@ from merit_optim.optim import options, saved_state, states, validate
 from merit_optim.optim.control import Log, controls_of, only_makes_state
 from merit_optim.optim.engines.ranks.placements import any_sharded, local
 from merit_optim.optim.engines.ranks.sharding import Sharding
-from merit_optim.optim.engines.work import Controls, Work, name_of
+from merit_optim.optim.engines.work import Controls, Names, Work
 from merit_optim.optim.kinds import MARKS
 from merit_optim.optim.names import plain
+from merit_optim.optim.refresh import Members
+from merit_optim.optim.spec import ELEMENT_WISE
 from merit_optim.optim.torch_private import (
     check_graph_capture,
     never_compiled,
@@ -47,6 +49,7 @@ class SafeOptimizer(Optimizer):
 
     _sharding: Sharding | None = None
     _watch: options.Watch | None = None
+    _specs: list[Any] | None = None
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         # A dict, because torch.compile loses assignments to an optimizer's attributes in a step.
@@ -127,8 +130,9 @@ class SafeOptimizer(Optimizer):
 
     def _named(self, group_index: int) -> Iterator[tuple[str, Tensor]]:
         group = self.param_groups[group_index]
+        names = Names.of(group_index, group)
         for place, param in enumerate(group["params"]):
-            yield name_of(group_index, group, place), param
+            yield names.at(place), param
 
     # --- the step -----------------------------------------------------------------------------------
 
@@ -185,12 +189,20 @@ class SafeOptimizer(Optimizer):
     def _is_sharded(self) -> bool:
         return any(any_sharded(group["params"]) for group in self.param_groups)
 
+    def _spec_of(self, group: dict[str, Any]) -> Any:
+        """What a step does to a group, read from its options: a ``Spec`` in the family."""
+        raise NotImplementedError
+
+    def _members(self) -> Members:
+        """The spec and the parameters of every group; outside the family updates are element-wise."""
+        return [(ELEMENT_WISE, group["params"]) for group in self.param_groups]
+
     def _find_sharding(self) -> Sharding | None:
         """The exchange between ranks for sharded parameters; None without sharded parameters."""
         if not self._is_sharded():
             return None
-        if self._sharding is None or not self._sharding.fits(self.param_groups):
-            self._sharding = Sharding(self.param_groups)
+        if self._sharding is None or not self._sharding.fits(self._members()):
+            self._sharding = Sharding(self._members())
         return self._sharding
 
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
@@ -201,17 +213,26 @@ class SafeOptimizer(Optimizer):
         """Collect the parameters that have gradients, with their state, by group."""
         if not torch.compiler.is_compiling():
             self._watch = self._watch or options.Watch()
-            self._watch.check(self.param_groups, self._check_group, self._check_parameters)
+            changed = self._watch.check(self.param_groups, self._check_group, self._check_parameters)
+            if changed or self._specs is None:
+                self._specs = list(map(self._spec_of, self.param_groups))
         works: list[Work] = []
-        for index, group in enumerate(self.param_groups):
+        for index, (group, spec) in enumerate(zip(self.param_groups, self._known_specs(), strict=True)):
             params: list[Tensor] = []
             grads: list[Tensor] = []
             steps: list[Tensor] = []
             states: list[list[Tensor]] = [[] for _ in self._state_keys(group)]
             self._init_group(group, params, grads, steps, *states)
             if params:
-                works.append(Work(index, group, params, params, grads, steps, states))
+                names, lr, decay = Names.of(index, group), group["lr"], group["weight_decay"]
+                works.append(Work(names, spec, lr, decay, params, params, grads, steps, states))
         return works
+
+    def _known_specs(self) -> list[Any]:
+        """The spec of every group, as options were when they were last checked."""
+        if self._specs is None or torch.compiler.is_compiling():
+            return [self._spec_of(group) for group in self.param_groups]
+        return self._specs
 
     def _init_group(
         self,

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from merit_optim.optim.directions import direction_of
 from merit_optim.optim.engines import fused_unavailable, interpreting
 from merit_optim.optim.engines.eager import engine as eager
 from merit_optim.optim.engines.part import Formed, MatrixPart, Part, Whole
 from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Work, apart, count_step, names_of
-from merit_optim.optim.refresh import in_turns
+from merit_optim.optim.refresh import Members, in_turns
+from merit_optim.optim.spec import Spec
 from merit_optim.optim.statistics import Recorder
 from merit_optim.optim.torch_private import is_fake
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from merit_optim.optim.engines.fused.engine import FusedEngine
 
 
-def fuses(group: dict[str, Any], param: Tensor) -> bool:
+def fuses(spec: Spec, param: Tensor) -> bool:
     """Whether the fused engine is requested, or is the default choice, and can run.
 
     A request can be impossible to meet if it comes from a checkpoint of another machine, or if tensors are
     fake, which have no addresses.
     """
     device = param.device
-    if group["fused"] is None:
-        wanted = group["foreach"] is None and not group["differentiable"] and device.type == "cuda"
+    if spec.fused is None:
+        wanted = spec.foreach is None and not spec.differentiable and device.type == "cuda"
     else:
-        wanted = group["fused"] and (device.type == "cuda" or interpreting())
-    can_run = direction_of(group).HAS_KERNELS and fused_unavailable() is None
+        wanted = spec.fused and (device.type == "cuda" or interpreting())
+    can_run = spec.direction.HAS_KERNELS and fused_unavailable() is None
     return bool(wanted) and can_run and not is_fake(param)
 
 
@@ -48,8 +48,8 @@ def fuses(group: dict[str, Any], param: Tensor) -> bool:
 class Dispatch:
     """What the engines need of an optimizer, and a step on them."""
 
-    groups: list[dict[str, Any]]
-    """All parameter groups."""
+    members: Members
+    """The spec and the parameters of every group."""
     state: dict[Tensor, dict[str, Any]]
     fused_on: Callable[[torch.device], FusedEngine]
     """The fused engine of a device. The optimizer keeps it, with its tables."""
@@ -58,7 +58,7 @@ class Dispatch:
         self, works: list[Work], controls: Controls, sharding: Sharding | None, recorder: Recorder | None
     ) -> None:
         """Count the step, and update every weight and its state; statistics go to the recorder."""
-        works = in_turns(works, self.groups)
+        works = in_turns(works, self.members)
         parts = self._parts_of(works, controls, sharding, one_by_one=recorder is not None)
         if sharding is not None:
             self._update_on_ranks(works, parts, sharding, recorder)
@@ -79,7 +79,7 @@ class Dispatch:
             fused: list[Work] = []
             rest: list[Work] = []
             for work in on_device:
-                (fused if fuses(work.group, work.params[0]) else rest).append(work)
+                (fused if fuses(work.spec, work.params[0]) else rest).append(work)
             if fused:
                 fused = [self._counted_on(device, work) for work in fused]
                 fused_parts, unfused = self.fused_on(device).parts_of(fused, controls[device], shares)
@@ -127,7 +127,7 @@ class Dispatch:
             before: float | Tensor = self.state[param]["step"] if self.state.get(param) else 0
             return before if param in here else before + 1
 
-        formed = sharding.owners.finish(self.groups, step_of, self._form)
+        formed = sharding.owners.finish([spec for spec, _ in self.members], step_of, self._form)
         while cut:
             part = cut.pop()
             part.after([formed.pop(original) for original in part.originals])
@@ -147,7 +147,7 @@ class Dispatch:
 
         def device_if_fused(whole: Whole) -> torch.device | None:
             n_NRC = whole.gathered[0]
-            return n_NRC.device if fuses(whole.group, n_NRC) else None
+            return n_NRC.device if fuses(whole.spec, n_NRC) else None
 
         for device, some in groupby(wholes, device_if_fused):
             yield from (eager.form if device is None else self.fused_on(device).form)(some)

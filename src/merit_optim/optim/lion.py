@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -59,18 +59,26 @@ class Lion(SafeOptimizer):
         super()._check_group(group)
         validate.betas(group["betas"])
 
+    def _spec_of(self, group: dict[str, Any]) -> _Options:
+        return _Options(group["betas"], group["maximize"])
+
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
         del sharding  # the update is element-wise, so ranks have nothing to exchange
         count_step(works, controls)
         update_each(works, controls, _lion)
 
 
+class _Options(NamedTuple):
+    betas: tuple[float, float]
+    maximize: bool
+
+
 def _lion(item: Item, weight: Tensor, grad: Tensor, exp_avg: Tensor) -> tuple[Tensor, Tensor]:
-    beta1, beta2 = item.group["betas"]
-    lr = scalar(item.group["lr"], weight.device)
+    beta1, beta2 = item.spec.betas
+    lr = scalar(item.lr, weight.device)
     dtype = compute_dtype(weight)
     weight, exp_avg = weight.to(dtype), exp_avg.to(dtype)
     mixed = torch.lerp(exp_avg, grad, 1 - beta1)
     # sign(NaN) is 0, which would silently freeze the weight.
-    update = torch.where(mixed.isnan(), mixed, mixed.sign()) + weight * item.group["weight_decay"]
+    update = torch.where(mixed.isnan(), mixed, mixed.sign()) + weight * item.weight_decay
     return weight - update * lr, torch.lerp(exp_avg, grad, 1 - beta2)

@@ -185,10 +185,11 @@ class Watch:
         groups: list[dict[str, Any]],
         check_group: Callable[[dict[str, Any]], None],
         check_parameters: Callable[[int], None],
-    ) -> None:
+    ) -> bool:
         """Call ``check_group`` for each group if an option has changed, and ``check_parameters`` if need be.
 
-        There may be thousands of parameters, and schedules change options in every step.
+        There may be thousands of parameters, and schedules change options in every step. Returns whether
+        another option than the learning rate has changed.
         """
         values = list(itertools.chain.from_iterable(map(dict.values, groups)))
         same = len(values) == len(self._allowed) and all(map(operator.is_, values, self._allowed))
@@ -197,13 +198,13 @@ class Watch:
             for group in groups:
                 if isinstance(group["lr"], Tensor) and group["lr"].is_cpu:
                     validate.learning_rate(group["lr"])
-            return
+            return False
         keys = list(itertools.chain.from_iterable(groups))
         pairs = itertools.zip_longest(keys, values, self._allowed)
         changed = {key for key, now, before in pairs if now is not before}
         on_device = any(isinstance(group["lr"], Tensor) and group["lr"].is_cuda for group in groups)
         if on_device and torch.cuda.is_current_stream_capturing():
-            return  # nothing can be read during capture; the next step checks again
+            return True  # nothing can be read during capture; the next step checks again
         for index, group in enumerate(groups):
             if changed == {"lr"} and lists_are_same:
                 validate.learning_rate(group["lr"])
@@ -218,3 +219,4 @@ class Watch:
             for key, value in zip(keys, values, strict=True)
             if isinstance(value, list) and key not in _KEYS_OF_TORCH
         ]
+        return changed != {"lr"} or not lists_are_same

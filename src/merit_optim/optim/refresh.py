@@ -15,20 +15,20 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
-from merit_optim.optim.directions import Soap, direction_of
+from merit_optim.optim.directions import Soap
 from merit_optim.optim.engines.work import Work, pick
-from merit_optim.optim.matrices import View
+from merit_optim.optim.spec import Spec
 
-Group = dict[str, Any]
+Members = Sequence[tuple[Spec, Sequence[Tensor]]]
+"""The spec and the parameters of every group."""
 
 
-def in_turns(works: list[Work], groups: list[Group]) -> list[Work]:
-    """Split each work whose matrices take turns into one per phase, with the phase in its group."""
-    phases = phases_of(groups)
+def in_turns(works: list[Work], members: Members) -> list[Work]:
+    """Split each work whose matrices take turns into one per phase, with the phase in its spec."""
+    phases = phases_of(members)
     if not phases:
         return works
     split: list[Work] = []
@@ -36,29 +36,24 @@ def in_turns(works: list[Work], groups: list[Group]) -> list[Work]:
         if not phases.keys() & work.originals:
             split.append(work)
             continue
-        members: dict[int, list[int]] = {}
+        alike: dict[int, list[int]] = {}
         for i, original in enumerate(work.originals):
-            members.setdefault(phases[original], []).append(i)
+            alike.setdefault(phases[original], []).append(i)
         # In the order of phases, which is the same on all ranks, whichever parameters have gradients there.
-        for phase, keep in sorted(members.items()):
-            split.append(pick(work, keep)._replace(group=in_turn(work.group, phase)))
+        for phase, keep in sorted(alike.items()):
+            split.append(pick(work, keep)._replace(spec=work.spec.in_turn(phase)))
     return split
 
 
-def in_turn(group: Group, phase: int | None) -> Group:
-    """The group with this phase; the group itself if the phase is None."""
-    return group if phase is None else {**group, "refresh_phase": phase}
-
-
-def phases_of(groups: Sequence[Group]) -> dict[Tensor, int]:
+def phases_of(members: Members) -> dict[Tensor, int]:
     """The phase of every parameter that takes turns, assigned separately for each frequency."""
     costs: dict[int, dict[Tensor, int]] = {}
-    for group in groups:
-        direction = direction_of(group)
+    for spec, params in members:
+        direction = spec.direction
         if isinstance(direction, Soap) and direction.refresh_phase is None:
-            alike, view = costs.setdefault(direction.precondition_frequency, {}), View.of(group)
-            for param in group["params"]:
-                alike[param] = direction.refresh_cost(view.matrices(param.shape))
+            alike = costs.setdefault(direction.precondition_frequency, {})
+            for param in params:
+                alike[param] = direction.refresh_cost(spec.view.matrices(param.shape))
     return {
         param: phase
         for frequency, alike in costs.items()

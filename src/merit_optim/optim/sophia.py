@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -103,6 +103,9 @@ class SophiaG(SafeOptimizer):
         if controls is not None:
             update_each(works, controls, partial(_curvature, num_labels=num_labels))
 
+    def _spec_of(self, group: dict[str, Any]) -> _Options:
+        return _Options(group["betas"], group["gamma"], group["eps"], group["maximize"])
+
     def _update(self, works: list[Work], controls: Controls, sharding: Sharding | None) -> None:
         del sharding  # the update is element-wise, so ranks have nothing to exchange
         count_step(works, controls)
@@ -112,21 +115,28 @@ class SophiaG(SafeOptimizer):
         return {**super().__getstate__(), "hessian_interval": self.hessian_interval}
 
 
+class _Options(NamedTuple):
+    betas: tuple[float, float]
+    gamma: float
+    eps: float
+    maximize: bool
+
+
 def _sophia(
     item: Item, weight: Tensor, grad: Tensor, exp_avg: Tensor, hessian: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    group, dtype = item.group, compute_dtype(weight)
-    lr = scalar(group["lr"], weight.device)
-    exp_avg = torch.lerp(exp_avg.to(dtype), grad, 1 - group["betas"][0])
-    update = (exp_avg / (hessian.to(dtype) * group["gamma"]).clamp(min=group["eps"])).clamp(-1, 1)
+    options, dtype = item.spec, compute_dtype(weight)
+    lr = scalar(item.lr, weight.device)
+    exp_avg = torch.lerp(exp_avg.to(dtype), grad, 1 - options.betas[0])
+    update = (exp_avg / (hessian.to(dtype) * options.gamma).clamp(min=options.eps)).clamp(-1, 1)
     weight = weight.to(dtype)
-    return weight - (update + weight * group["weight_decay"]) * lr, exp_avg, hessian
+    return weight - (update + weight * item.weight_decay) * lr, exp_avg, hessian
 
 
 def _curvature(
     item: Item, weight: Tensor, grad: Tensor, exp_avg: Tensor, hessian: Tensor, *, num_labels: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    beta2, hessian = item.group["betas"][1], hessian.to(grad.dtype)
+    beta2, hessian = item.spec.betas[1], hessian.to(grad.dtype)
     return weight, exp_avg, torch.lerp(hessian, grad * grad * num_labels, 1 - beta2)
 
 

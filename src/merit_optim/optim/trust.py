@@ -33,6 +33,8 @@ from merit_optim.optim.engines.work import Controls, Work, count_step
 from merit_optim.optim.groups import by_orientation
 from merit_optim.optim.matrices import Matrices, View
 from merit_optim.optim.options import ENGINE_DEFAULTS, EngineOptions
+from merit_optim.optim.refresh import Members
+from merit_optim.optim.spec import Spec
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 from merit_optim.optim.torch_private import is_flat_of_fsdp1
 
@@ -104,8 +106,15 @@ class TrustRatioOptimizer(SafeOptimizer):
         if reason := direction.refused_options(group):
             raise ValueError(reason)
 
+    def _spec_of(self, group: dict[str, Any]) -> Spec:
+        return Spec.of(group)
+
+    def _members(self) -> Members:
+        groups = zip(self._known_specs(), self.param_groups, strict=True)
+        return [(spec, group["params"]) for spec, group in groups]
+
     def _state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
-        return direction_of(group).keys + Rule.of(group).keys
+        return Spec.of(group).keys
 
     def _state_shapes(self, param: Tensor, group: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         matrices, rule = View.of(group).matrices(param.shape), Rule.of(group)
@@ -182,7 +191,7 @@ class TrustRatioOptimizer(SafeOptimizer):
         """Raise if the fused engine, which was required, cannot update a parameter."""
         from merit_optim.optim.engines.fused.refusals import refusal
 
-        reason = refusal(group, param)
+        reason = refusal(Spec.of(group), param)
         if param.device.type != "cuda" and not interpreting():
             reason = f"it is on {param.device}, and the fused engine runs on CUDA devices"
         if reason:
@@ -237,11 +246,13 @@ class TrustRatioOptimizer(SafeOptimizer):
         if direction_of(group).READS_STEP:
             return torch.device("cpu")
         # Many small additions on the host would cost more than the fused step.
-        return param.device if fuses(group, param) else super()._step_device(param, group)
+        return param.device if fuses(Spec.of(group), param) else super()._step_device(param, group)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        fused = all(fuses(group, param) for group in self.param_groups for param in group["params"][:1])
+        fused = all(
+            fuses(Spec.of(group), param) for group in self.param_groups for param in group["params"][:1]
+        )
         return fused or super()._step_supports_amp_scaling
 
     def _leaves_the_graph(self) -> bool:
@@ -259,7 +270,7 @@ class TrustRatioOptimizer(SafeOptimizer):
             direct.step(works, controls)
             return
         recorder = Recorder() if self._recordings else None
-        dispatch = Dispatch(self.param_groups, self.state, self._fused_engine)
+        dispatch = Dispatch(self._members(), self.state, self._fused_engine)
         dispatch.take_step(works, controls, sharding, recorder)
         if recorder is not None:
             self._record(recorder)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from merit_optim import LAMB, MERIT, MaxLAMB, cli
 from merit_optim.optim import engines
+from merit_optim.optim.spec import Spec
 
 MUON_MERIT, MUON, _, ORSCALE, SOAP_MERIT, SOAP = HIDDEN
 
@@ -155,7 +156,7 @@ def test_fused_is_refused_for_matrices_of_2_to_the_31_elements() -> None:
 
     def reason(*shape: int) -> str | None:
         group = MUON_MERIT([matrix()], matrix_dims=2).param_groups[0]
-        return refusal(group, torch.empty(shape, device="meta"))
+        return refusal(Spec.of(group), torch.empty(shape, device="meta"))
 
     assert reason(2**16, 2**15) == "it has a matrix of 2**31 elements or more"
     assert reason(2**16, 2**15 - 1) is None

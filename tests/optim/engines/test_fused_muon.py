@@ -33,6 +33,7 @@ from merit_optim.optim.engines.fused.engine import FusedEngine
 from merit_optim.optim.engines.fused.launch import HeldLaunch
 from merit_optim.optim.engines.part import Whole
 from merit_optim.optim.engines.work import Control
+from merit_optim.optim.spec import Spec
 from merit_optim.optim.trust import TrustRatioOptimizer
 
 # NumPy's warnings about NaN and infinities; Triton's interpreter uses NumPy.
@@ -594,10 +595,10 @@ def test_gathered_matrices_are_measured_as_their_directions_want(device) -> None
     wholes = []
     for i, group in enumerate(optimizer.param_groups):
         n_1RC = gradient(group["params"][0], i)[None].to(launch.HELD_DTYPE)
-        wholes.append(Whole(group, direction_of(group), (n_1RC,), 1))
+        wholes.append(Whole(Spec.of(group), (n_1RC,), 1))
     copies = [whole._replace(gathered=(whole.gathered[0].clone(),)) for whole in wholes]
     for of_one, whole in zip(FusedEngine(torch.device(device)).form(copies), wholes, strict=True):
-        exact = replace(whole.direction, ns_dtype="float32")
+        exact = replace(whole.spec.direction, ns_dtype="float32")
         expected = exact.whole((whole.gathered[0].float(),))
         assert [x.shape for x in of_one] == [x.shape for x in expected]
         for actual, x in zip(of_one, expected, strict=True):
@@ -611,7 +612,7 @@ def test_a_gathered_matrix_that_is_too_large_for_the_kernels_is_left_to_the_eage
     (group,) = muon(parameters([(5, 9)], device), ns_steps=2, fused=True).param_groups
     monkeypatch.setattr(refusals, "MAX_MATRIX", 44)
     direction, n_1RC = direction_of(group), gradient(group["params"][0], 0)[None]
-    wholes = [Whole(group, direction, (n_1RC,), 1)]
+    wholes = [Whole(Spec.of(group), (n_1RC,), 1)]
     with mock.patch.object(engine, "Polar", side_effect=AssertionError):
         ((x_1RC,),) = FusedEngine(torch.device(device)).form(wholes)
     assert_same_bits(x_1RC, direction.whole((n_1RC,))[0])

@@ -12,17 +12,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from merit_optim import MERIT, SOAPMERIT, Muon, MuonMERIT, NorMuon
-from merit_optim.optim.algorithm import Rule
 from merit_optim.optim.directions import Muon as MuonDirection
-from merit_optim.optim.directions import Sent, Traffic, direction_of
+from merit_optim.optim.directions import Sent, Traffic
 from merit_optim.optim.directions import Soap as SoapDirection
 from merit_optim.optim.engines.eager.stored import Stored
 from merit_optim.optim.engines.ranks.mail import ALIGNMENT, Cut, Mail, Owned
 from merit_optim.optim.engines.ranks.owners import Matrix, matrix_of, plan_of
 from merit_optim.optim.engines.ranks.placements import Cutting, Region, cutting_of, share_of_region
 from merit_optim.optim.engines.ranks.sharding import _signature
-from merit_optim.optim.engines.work import Item
+from merit_optim.optim.engines.work import Item, Names
 from merit_optim.optim.matrices import View
+from merit_optim.optim.spec import Spec
 
 MESHES = [(2,), (3,), (2, 2), (2, 3), (3, 2), (2, 4), (2, 2, 2)]
 
@@ -247,8 +247,8 @@ def test_state_that_happens_to_have_the_shape_of_a_shard_is_not_viewed_as_the_we
     (group,) = SOAPMERIT([{"params": [weight], "direction": "soap"}]).param_groups
     shard, of_rows, of_columns = torch.zeros(1, 0, 1), torch.zeros(1, 1, 2), torch.zeros(1, 0, 1)
     state = (shard, shard, of_rows, of_columns, of_rows, of_columns)
-    item = Item(0, shard, shard, torch.zeros(()), state, group, weight)
-    seen = Stored(item, direction_of(group), Rule.of(group), View.of(group)).seen
+    names, spec = Names.of(0, group), Spec.of(group)
+    seen = Stored(Item(names, spec, 0.1, 0.0, shard, shard, torch.zeros(()), state, weight)).seen
     assert [tuple(x.shape) for x in seen] == [(1, 1, 0)] * 3 + [(1, 1, 2), (1, 0, 1)] * 2
 
 
@@ -280,11 +280,11 @@ def test_state_of_stacked_matrices_is_refused_if_it_cannot_be_sharded() -> None:
 
 
 def test_a_list_that_was_changed_in_place_is_noticed() -> None:
-    groups: list[dict[str, Any]] = [{"params": [], "direction": "muon", "split": [4, 2]}]
-    before = _signature(groups)
-    assert _signature(groups) == before
-    groups[0]["split"][:] = [2, 4]
-    assert _signature(groups) != before
+    group: dict[str, Any] = {"params": [], "direction": "muon", "split": [4, 2]}
+    before = _signature([(Spec.of(group), [])])
+    assert _signature([(Spec.of(group), [])]) == before
+    group["split"][:] = [2, 4]
+    assert _signature([(Spec.of(group), [])]) != before
 
 
 def test_split_columns_are_refused_if_a_rank_s_columns_are_not_contiguous() -> None:

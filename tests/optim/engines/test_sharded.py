@@ -10,7 +10,7 @@ from torchrun import ENGINES, forked, on_ranks
 
 from merit_optim import MERIT
 from merit_optim.optim.engines.ranks.placements import Crossing, crossing_of, local
-from merit_optim.optim.engines.work import Work
+from merit_optim.optim.engines.work import Names, Work
 
 # Sections of the worker for each number of ranks, and the number of their comparisons.
 ON_ALL = ["layouts", "matrices", "networks", "mixed", "behaviour"]
@@ -120,7 +120,9 @@ def test_the_step_waits_for_gradients_of_unfinished_collectives() -> None:
     assert isinstance(coming, AsyncCollectiveTensor)
     grad = DTensor.from_local(coming, mesh, [Replicate()])
     with torch.no_grad():
-        work = local(Work(0, {}, [param], [param], [grad], [torch.zeros(())], []))
+        work = local(
+            Work(Names.of(0, {"params": []}), None, 0.1, 0.0, [param], [param], [grad], [torch.zeros(())], [])
+        )
     assert type(work.grads[0]) is torch.Tensor
 
 

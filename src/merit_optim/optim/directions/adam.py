@@ -62,6 +62,7 @@ class Adam(Direction):
 
     NAME: ClassVar[str] = "adam"
     HAS_KERNELS: ClassVar[bool] = True
+    SCHEDULED: ClassVar[tuple[str, ...]] = ("betas", "eps")
 
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-6
@@ -70,6 +71,10 @@ class Adam(Direction):
     @property
     def keys(self) -> tuple[str, ...]:
         return "exp_avg", "exp_avg_sq"
+
+    @property
+    def averages(self) -> tuple[float, float]:
+        return self.betas
 
     def check(self) -> None:
         validate.betas(self.betas)

@@ -9,8 +9,8 @@ The ratios that scale u are in ``algorithm.py`` and do not depend on the directi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -58,6 +58,8 @@ class Direction(ABC):
     """Whether the fused engine can form it."""
     USES_ORIENTATION: ClassVar[bool] = False
     """Whether d depends on which dimension has the outputs, as the option ``transposed`` says."""
+    SCHEDULED: ClassVar[tuple[str, ...]] = ()
+    """Options that may change from step to step: nothing depends on them that is kept between steps."""
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
@@ -67,6 +69,15 @@ class Direction(ABC):
     def options(self) -> dict[str, Any]:
         """The options of a parameter group with this direction."""
         return {"direction": self.NAME, **{name: getattr(self, name) for name in self.option_names()}}
+
+    def unscheduled(self) -> Self:
+        """The same with the defaults of scheduled options."""
+        return replace(self, **{name: getattr(type(self), name) for name in self.SCHEDULED})
+
+    @property
+    def averages(self) -> tuple[float, float]:
+        """For the kernels: the decay of the average of gradients, and of that of their squares."""
+        raise NotImplementedError(f"{type(self).__name__} has no kernels")
 
     @property
     @abstractmethod

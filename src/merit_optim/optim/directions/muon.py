@@ -58,6 +58,7 @@ class Muon(MatrixDirection):
     USES_STEP: ClassVar[bool] = False
     HAS_KERNELS: ClassVar[bool] = True
     USES_ORIENTATION: ClassVar[bool] = True
+    SCHEDULED: ClassVar[tuple[str, ...]] = ("momentum",)
 
     momentum: float = 0.95
     nesterov: bool = True
@@ -88,6 +89,10 @@ class Muon(MatrixDirection):
     def keys_that_can_begin(self) -> tuple[str, ...]:
         # A common factor of the averages has no effect, so they need not know how many steps came before.
         return self.keys[1:]
+
+    @property
+    def averages(self) -> tuple[float, float]:
+        return self.momentum, 0.0
 
     @property
     def coefficients(self) -> Coefficients:

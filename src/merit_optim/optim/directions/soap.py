@@ -33,6 +33,7 @@ class Soap(MatrixDirection):
 
     NAME: ClassVar[str] = "soap"
     READS_STEP: ClassVar[bool] = True
+    SCHEDULED: ClassVar[tuple[str, ...]] = ("betas",)
 
     betas: tuple[float, float] = (0.95, 0.95)
     eps: float = 1e-8

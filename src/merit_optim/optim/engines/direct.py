@@ -8,10 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from merit_optim.optim import algorithm
-from merit_optim.optim.algorithm import Rule
-from merit_optim.optim.directions import direction_of
 from merit_optim.optim.engines.work import Controls, Item, Work, scalar, update_each
-from merit_optim.optim.matrices import View
 
 
 def step(works: list[Work], controls: Controls) -> None:
@@ -20,16 +17,15 @@ def step(works: list[Work], controls: Controls) -> None:
 
 
 def _definition(item: Item, weight: Tensor, grad: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-    group = item.group
     result = algorithm.step(
         weight,
         grad,
         state,
-        direction=direction_of(group),
-        rule=Rule.of(group),
-        lr=scalar(group["lr"], weight.device),
-        weight_decay=group["weight_decay"],
-        view=View.of(group),
+        direction=item.spec.direction,
+        rule=item.spec.rule,
+        lr=scalar(item.lr, weight.device),
+        weight_decay=item.weight_decay,
+        view=item.spec.view,
         step=item.step.clone(),  # autograd saves it, and the next step changes the count in place
     )
     return result.weight, *result.state

@@ -9,13 +9,14 @@ processes each whole matrix.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from merit_optim.optim.directions import Extent, MatrixDirection
+from merit_optim.optim.directions import Extent
 from merit_optim.optim.engines.plan import Slot
 from merit_optim.optim.matrices import View
+from merit_optim.optim.spec import Spec
 from merit_optim.optim.statistics import Recorder
 
 Formed = tuple[Tensor | None, ...]
@@ -68,9 +69,8 @@ class MatrixPart(Part, Protocol):
 class Whole(NamedTuple):
     """A matrix gathered from its ranks, for its direction's ``whole``."""
 
-    group: dict[str, Any]
-    """The group of the parameter that the matrix belongs to."""
-    direction: MatrixDirection
+    spec: Spec
+    """That of the parameter that the matrix belongs to."""
     gathered: tuple[Tensor, ...]
     """The results of ``before``, each as (1, R, C) and contiguous, as in one process."""
     step: float | Tensor

@@ -1,8 +1,8 @@
-"""The input of a step: the tensors and the group of each parameter."""
+"""The input of a step: the tensors of each parameter, and what is to be done with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +21,33 @@ class Control(NamedTuple):
     """A 0-d bool. If true, no parameter and no state changes."""
 
 
+class Names(NamedTuple):
+    """What the parameters of a group are called in messages and statistics."""
+
+    group_index: int
+    params: Sequence[Tensor]
+    given: Sequence[str]
+
+    @staticmethod
+    def of(group_index: int, group: Mapping[str, Any]) -> Names:
+        """The names that a parameter group has, or none."""
+        return Names(group_index, group["params"], group.get("param_names") or ())
+
+    def at(self, place: int) -> str:
+        """The name given with a parameter, or a description of its place."""
+        # Some libraries, such as ZeroRedundancyOptimizer, change the parameters of a group alone.
+        fits = len(self.given) == len(self.params)
+        return self.given[place] if fits else f"parameter {place} of group {self.group_index}"
+
+
 class Work(NamedTuple):
     """The parameters of one group that take part in a step, as parallel lists of tensors."""
 
-    group_index: int
-    group: dict[str, Any]
+    names: Names
+    spec: Any
+    """What is done to them: a ``Spec``, or the options of an optimizer outside the family."""
+    lr: float | Tensor
+    weight_decay: float
     originals: list[Tensor]
     """The parameters as the group lists them."""
     params: list[Tensor]
@@ -33,28 +55,28 @@ class Work(NamedTuple):
     grads: list[Tensor]
     steps: list[Tensor]
     states: list[list[Tensor]]
-    """One list for each key of the group's state."""
+    """One list for each state tensor of a parameter."""
 
 
 class Item(NamedTuple):
     """One parameter of a ``Work``."""
 
-    group_index: int
+    names: Names
+    spec: Any
+    lr: float | Tensor
+    weight_decay: float
     param: Tensor
     grad: Tensor
     step: Tensor
     state: tuple[Tensor, ...]
-    """In the order of the group's keys."""
-    group: dict[str, Any]
-    """The parameter group: learning rate, betas and all other options."""
+    """In the order of the spec's keys."""
     original: Tensor
     """The parameter as the group lists it."""
 
     @property
     def name(self) -> str:
         """The name in messages and statistics. Searched on demand, because it is rarely needed."""
-        place = next(i for i, param in enumerate(self.group["params"]) if param is self.original)
-        return name_of(self.group_index, self.group, place)
+        return self.names.at(next(i for i, param in enumerate(self.names.params) if param is self.original))
 
 
 Controls = dict[torch.device, Control]
@@ -100,15 +122,7 @@ def pick(work: Work, keep: list[int]) -> Work:
         [x[i] for i in keep] for x in (work.originals, work.params, work.grads, work.steps)
     )
     states = [[x[i] for i in keep] for x in work.states]
-    return Work(work.group_index, work.group, originals, params, grads, steps, states)
-
-
-def name_of(group_index: int, group: dict[str, Any], place: int) -> str:
-    """Return the name given with a parameter, or a description of its place."""
-    names = group.get("param_names") or []
-    # Some libraries, such as ZeroRedundancyOptimizer, change the parameters of a group alone.
-    fits = len(names) == len(group["params"])
-    return names[place] if fits else f"parameter {place} of group {group_index}"
+    return work._replace(originals=originals, params=params, grads=grads, steps=steps, states=states)
 
 
 def originals_of(works: Sequence[Work]) -> list[Tensor]:
@@ -118,14 +132,24 @@ def originals_of(works: Sequence[Work]) -> list[Tensor]:
 
 def names_of(work: Work) -> list[str]:
     """Return the names of the parameters in messages and statistics."""
-    position = {param: i for i, param in enumerate(work.group["params"])}
-    return [name_of(work.group_index, work.group, position[param]) for param in work.originals]
+    position = {param: i for i, param in enumerate(work.names.params)}
+    return [work.names.at(position[param]) for param in work.originals]
 
 
 def items_of(works: list[Work]) -> list[Item]:
     """Return the parameters of all works, one by one."""
     return [
-        Item(work.group_index, param, grad, step, tuple(state), work.group, original)
+        Item(
+            work.names,
+            work.spec,
+            work.lr,
+            work.weight_decay,
+            param,
+            grad,
+            step,
+            tuple(state),
+            original,
+        )
         for work in works
         for original, param, grad, step, *state in zip(
             work.originals, work.params, work.grads, work.steps, *work.states, strict=True
@@ -148,7 +172,7 @@ def prepared_gradient(item: Item, dtype: torch.dtype, control: Control) -> Tenso
     if control.gradient_scale is not None:
         # In dtype, because the product of two 0-d tensors has the wider of their dtypes.
         grad = grad * control.gradient_scale.to(dtype)
-    return -grad if item.group["maximize"] else grad
+    return -grad if item.spec.maximize else grad
 
 
 def scalar(value: float | Tensor, device: torch.device) -> float | Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,14 +12,14 @@ from merit_optim.optim.engines.eager.blocks import block_ratio, bounded_by_whole
 from merit_optim.optim.engines.eager.foreach import EagerPart
 from merit_optim.optim.engines.eager.stored import Block, Stack, Stored
 from merit_optim.optim.engines.plan import pieces
-from merit_optim.optim.engines.work import Control, scalar, store
+from merit_optim.optim.engines.work import Control, Item, scalar, store
 from merit_optim.optim.statistics import Recorder, measure
 
 CPU = torch.device("cpu")
 
 
 class Numbers(NamedTuple):
-    """Options of a group as 0-d tensors. From a Python number torch would make one in every call."""
+    """Options as 0-d tensors. From a Python number torch would make one in every call."""
 
     beta2: Tensor
     eps: Tensor
@@ -27,8 +27,9 @@ class Numbers(NamedTuple):
     lr: Tensor
 
     @staticmethod
-    def of(group: dict[str, Any], dtype: torch.dtype) -> Numbers:
-        values = group["betas"][1], group["eps"], group["weight_decay"], scalar(group["lr"], CPU)
+    def of(item: Item, dtype: torch.dtype) -> Numbers:
+        adam = item.spec.direction
+        values = adam.betas[1], adam.eps, item.weight_decay, scalar(item.lr, CPU)
         return Numbers(*(torch.as_tensor(value, dtype=dtype, device=CPU) for value in values))
 
 
@@ -79,12 +80,12 @@ class CpuPart(EagerPart):
             self.sizes.sqrt_()
 
     def _moments(self, block: Block) -> None:
-        tensors, group, dtype = block.tensors, block.tensors.item.group, self.dtype
-        beta1, beta2 = group["betas"]
+        tensors, spec, dtype = block.tensors, block.tensors.item.spec, self.dtype
+        beta1, beta2 = spec.direction.betas
         grad = in_dtype(dtype, block.of(tensors.grad))
         if self.control.gradient_scale is not None:
             grad = grad * self.control.gradient_scale
-        if group["maximize"]:
+        if spec.maximize:
             grad = -grad
         stored = block.of(tensors.state[0]), block.of(tensors.state[1])
         exp_avg, exp_avg_sq = in_dtype(dtype, stored[0]), in_dtype(dtype, stored[1])

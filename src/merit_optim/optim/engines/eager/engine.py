@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim import algorithm
-from merit_optim.optim.algorithm import Rule
-from merit_optim.optim.directions import Adam, Direction, direction_of
+from merit_optim.optim.directions import Adam, MatrixDirection
 from merit_optim.optim.engines.eager import limits
 from merit_optim.optim.engines.eager.cpu import CpuPart, Numbers
 from merit_optim.optim.engines.eager.foreach import EagerPart
@@ -31,7 +30,7 @@ from merit_optim.optim.engines.eager.held import HeldPart
 from merit_optim.optim.engines.eager.stored import Stack, Stored
 from merit_optim.optim.engines.part import Formed, Part, Share, Whole
 from merit_optim.optim.engines.work import Controls, Item, Work, items_of
-from merit_optim.optim.matrices import View
+from merit_optim.optim.spec import Spec
 from merit_optim.optim.torch_private import is_fake
 
 
@@ -51,8 +50,9 @@ def parts_of(
     parts: list[Part] = []
     stacked: set[int] = set()  # addresses: of two copies of the same memory one would be lost
     for work in works:
-        direction, rule, view = direction_of(work.group), Rule.of(work.group), View.of(work.group)
-        may_stack = shares is None and not one_by_one and _can_be_stacked(direction, rule, work)
+        spec: Spec = work.spec
+        direction = spec.direction
+        may_stack = shares is None and not one_by_one and _can_be_stacked(work)
         stacks: dict[Hashable, list[Item]] = {}
         for item in items_of([work]):
             num_elements = item.param.numel()
@@ -63,12 +63,11 @@ def parts_of(
             is_small = num_elements <= limits.STACKED_ELEMENTS and item.param.is_cpu
             if may_stack and is_small and item.param.data_ptr() not in stacked:
                 stacked.add(item.param.data_ptr())
-                steps = item.step.item() if work.group["bias_correction"] else None
+                assert isinstance(direction, Adam)
+                steps = item.step.item() if direction.bias_correction else None
                 stacks.setdefault((item.param.shape, item.param.dtype, steps), []).append(item)
                 continue
-            stored = Stored(
-                item, direction, rule, view, None if shares is None else shares.get(item.original)
-            )
+            stored = Stored(item, None if shares is None else shares.get(item.original))
             if isinstance(direction, Adam):
                 alike.setdefault((device, dtype), []).append(stored)
             else:
@@ -78,34 +77,28 @@ def parts_of(
             some = alike.setdefault((first.device, algorithm.compute_dtype(first)), [])
             together = max(1, limits.STACK_ELEMENTS // first.numel())
             batches = (items[start : start + together] for start in range(0, len(items), together))
-            some += [_stack(batch, direction, rule, view) for batch in batches]
+            some += [Stored(batch[0]) if len(batch) == 1 else Stack(batch) for batch in batches]
     for (device, dtype), some in alike.items():
         control = controls[device]
         if device.type == "cpu" and shares is None and control.skip is None:
-            for _, same_group in groupby(some, lambda stored: id(stored.item.group)):
+            for _, same_group in groupby(some, lambda stored: id(stored.item.names)):
                 of_group = list(same_group)
-                numbers = Numbers.of(of_group[0].item.group, dtype)
+                numbers = Numbers.of(of_group[0].item, dtype)
                 parts += [CpuPart(stored, device, dtype, control, numbers) for stored in of_group]
         else:  # ranks reduce their sizes together, or a device takes few launches
             parts.append(EagerPart(some, device, dtype, control))
     return parts
 
 
-def _can_be_stacked(direction: Direction, rule: Rule, work: Work) -> bool:
+def _can_be_stacked(work: Work) -> bool:
     """Whether small weights may be stacked. In a stack, sums would be added in another order."""
-    group = work.group
-    is_plain = isinstance(direction, Adam) and group.get("split") is None and not rule.calibrated
-    has_addresses = not is_fake(work.params[0])
-    return is_plain and rule.norm != "l2" and group["foreach"] is not False and has_addresses
-
-
-def _stack(items: list[Item], direction: Direction, rule: Rule, view: View) -> Stored | Stack:
-    if len(items) == 1:
-        return Stored(items[0], direction, rule, view)
-    return Stack(items, direction, rule, view)
+    spec: Spec = work.spec
+    is_plain = isinstance(spec.direction, Adam) and spec.view.split is None and not spec.rule.calibrated
+    return is_plain and spec.rule.norm != "l2" and spec.foreach is not False and not is_fake(work.params[0])
 
 
 def form(wholes: Iterable[Whole]) -> Iterator[Formed]:
     """Form what each direction needs from its whole matrix, one matrix after the other."""
-    for _, direction, gathered, step in wholes:
-        yield direction.whole(gathered, step)
+    for spec, gathered, step in wholes:
+        assert isinstance(spec.direction, MatrixDirection)
+        yield spec.direction.whole(gathered, step)

@@ -102,11 +102,11 @@ def _buckets(all_tensors: list[Tensors]) -> Iterator[list[Block]]:
     room = 0
     for tensors in all_tensors:
         limit = limits.PIECE_ELEMENTS_CPU if tensors.weight.is_cpu else limits.PIECE_ELEMENTS
-        group = tensors.item.group
+        item = tensors.item
         if not tensors.weight.numel():
             continue  # a rank may hold nothing of a matrix
         for piece in pieces(tensors.slot.matrices, limit):
-            joins = group["foreach"] is not False and bucket and bucket[0].tensors.item.group is group
+            joins = item.spec.foreach is not False and bucket and bucket[0].tensors.item.names is item.names
             if bucket and (not joins or piece.num_elements > room):
                 yield bucket
                 bucket = []
@@ -131,12 +131,12 @@ def store_all(stored: list[Tensor], computed: list[Tensor], skip: Tensor | None)
 
 def _moments(bucket: list[Block], dtype: torch.dtype, control: Control) -> None:
     """Update m and v in place."""
-    group = bucket[0].tensors.item.group
-    beta1, beta2 = group["betas"]
+    spec = bucket[0].tensors.item.spec
+    beta1, beta2 = spec.direction.betas
     grads = _in(dtype, [b.of(b.tensors.grad) for b in bucket])
     if control.gradient_scale is not None:
         grads = list(private.foreach_mul(grads, control.gradient_scale))
-    if group["maximize"]:
+    if spec.maximize:
         grads = list(private.foreach_neg(grads))
     stored = [b.of(b.tensors.state[0]) for b in bucket], [b.of(b.tensors.state[1]) for b in bucket]
     # A step that may still be skipped is computed on copies of the state.
@@ -150,7 +150,7 @@ def _moments(bucket: list[Block], dtype: torch.dtype, control: Control) -> None:
 
 def _updates(bucket: list[Block], dtype: torch.dtype, weights: list[Tensor]) -> list[Tensor]:
     """Form u as new tensors."""
-    decays = private.foreach_mul(weights, bucket[0].tensors.item.group["weight_decay"])
+    decays = private.foreach_mul(weights, bucket[0].tensors.item.weight_decay)
     held = [b.of(b.tensors.d) for b in bucket if b.tensors.d is not None]
     if held:
         return list(private.foreach_add(held, decays))
@@ -166,7 +166,7 @@ def _directions(bucket: list[Block], dtype: torch.dtype) -> list[Tensor]:
     updates = list(private.foreach_sqrt(_in(dtype, [b.of(b.tensors.state[1]) for b in bucket])))
     if corrects:
         _divide(updates, [b.tensors.correction.second_sqrt for b in bucket if b.tensors.correction])
-    private.foreach_add_(updates, bucket[0].tensors.item.group["eps"])
+    private.foreach_add_(updates, bucket[0].tensors.item.spec.direction.eps)
     updates = list(private.foreach_div(_in(dtype, [b.of(b.tensors.state[0]) for b in bucket]), updates))
     if corrects:
         _divide(updates, [b.tensors.correction.first for b in bucket if b.tensors.correction])
@@ -206,7 +206,7 @@ def _apply(
     recorder: Recorder | None,
 ) -> None:
     """w <- w - lr * clamp(s*u), in place."""
-    group = bucket[0].tensors.item.group
+    item = bucket[0].tensors.item
     stored = [b.of(b.tensors.weight) for b in bucket]
     weights = _in(dtype, stored, copy=control.skip is not None)
     updates = _updates(bucket, dtype, weights)
@@ -217,8 +217,8 @@ def _apply(
         for block in bucket
     ]
     private.foreach_mul_(updates, scales)
-    clip = group["clip"]
-    lr = scalar(group["lr"], weights[0].device)
+    clip = item.spec.rule.clip
+    lr = scalar(item.lr, weights[0].device)
     if recorder is not None:
         for block, weight, scaled, scale in zip(bucket, weights, updates, scales, strict=True):
             bounded = bounded_by_whole(block, ratios[block.tensors.number], scale)

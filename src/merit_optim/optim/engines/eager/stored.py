@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim.algorithm import Rule
-from merit_optim.optim.directions import Adam, Direction
+from merit_optim.optim.directions import Adam
 from merit_optim.optim.directions.adam import BiasCorrection
 from merit_optim.optim.engines.part import Share
 from merit_optim.optim.engines.plan import Piece, Slot
 from merit_optim.optim.engines.work import Item
 from merit_optim.optim.matrices import Matrices, View
+from merit_optim.optim.spec import Spec
 from merit_optim.optim.torch_private import foreach_copy_, share_memory
 
 
@@ -49,11 +50,10 @@ class Block(NamedTuple):
 class Stored:
     """A weight with its tensors as stored, and its direction, rule and view."""
 
-    def __init__(
-        self, item: Item, direction: Direction, rule: Rule, view: View, share: Share | None = None
-    ) -> None:
-        self.item, self.direction, self.rule, self.share = item, direction, rule, share
-        self.view = view if share is None else share.view
+    def __init__(self, item: Item, share: Share | None = None) -> None:
+        spec: Spec = item.spec
+        self.item, self.direction, self.rule, self.share = item, spec.direction, spec.rule, share
+        self.view = spec.view if share is None else share.view
         self.tensors = (item.param.detach(), *item.state)
         # Views if the strides allow it, else copies that return_copies writes back.
         shape = item.param.shape
@@ -70,7 +70,7 @@ class Stored:
 
     def cut(self, slots: Iterator[tuple[int, Slot]]) -> Iterator[Tensors]:
         """Yield the tensors of each of these matrices."""
-        shape, correction = self.item.param.shape, _correction(self.item, self.direction)
+        shape, correction = self.item.param.shape, _correction(self.item)
         grad = self.item.grad.reshape(self.shape_NRC)
         if self.view.split is None:
             weight, *state = self.seen
@@ -107,9 +107,10 @@ class Stack:
     For a few thousand elements, the copies cost less than dozens of calls for each weight.
     """
 
-    def __init__(self, items: list[Item], direction: Direction, rule: Rule, view: View) -> None:
-        self.items, self.direction, self.rule = items, direction, rule
-        num, rows, columns, is_vector = view.matrices(self.item.param.shape)
+    def __init__(self, items: list[Item]) -> None:
+        spec: Spec = items[0].spec
+        self.items, self.rule = items, spec.rule
+        num, rows, columns, is_vector = spec.view.matrices(self.item.param.shape)
         self.matrices = (Matrices(len(items) * num, rows, columns, is_vector),)
         states = zip(*(item.state for item in items), strict=True)
         self.stored = [[item.param for item in items], *map(list, states)]
@@ -124,7 +125,7 @@ class Stack:
 
     def cut(self, slots: Iterator[tuple[int, Slot]]) -> Iterator[Tensors]:
         """Copy the weights into one. They have all taken the same number of steps."""
-        correction = _correction(self.item, self.direction)
+        correction = _correction(self.item)
         sources = *self.stored, [item.grad for item in self.items]
         *self.copies, grad = (torch.stack(tensors).reshape(self.matrices[0].shape) for tensors in sources)
         weight, *state = self.copies
@@ -135,8 +136,9 @@ class Stack:
             foreach_copy_(tensors, list(x_NRC.view(-1, *tensors[0].shape).unbind(0)))
 
 
-def _correction(item: Item, direction: Direction) -> BiasCorrection | None:
+def _correction(item: Item) -> BiasCorrection | None:
     """Return Adam's bias correction. A step count on the host is read; one on a device stays there."""
+    direction = item.spec.direction
     if not (isinstance(direction, Adam) and direction.bias_correction):
         return None
     return direction.correction(item.step.item() if item.step.is_cpu else item.step)

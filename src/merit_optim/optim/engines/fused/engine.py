@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merit_optim.optim.algorithm import Rule
-from merit_optim.optim.directions import Direction, Extent, Muon, direction_of
+from merit_optim.optim.directions import Extent, MatrixDirection, Muon
 from merit_optim.optim.engines.fused import kernels
 from merit_optim.optim.engines.fused.launch import (
     HeldLaunch,
@@ -34,7 +33,8 @@ from merit_optim.optim.engines.fused.tables import KernelWeight, StepTensors, Ti
 from merit_optim.optim.engines.part import Formed, Part, Share, Whole
 from merit_optim.optim.engines.plan import Plan, plan
 from merit_optim.optim.engines.work import Control, Work, originals_of, pick
-from merit_optim.optim.matrices import Matrices, View
+from merit_optim.optim.matrices import Matrices
+from merit_optim.optim.spec import Spec
 
 # The fastest tiles that benchmarks/tiles.py measured on an H200; see docs/performance.md.
 MOMENTS_TILE = Tile(rows=32, columns=64, steps=4, warps=4)
@@ -59,7 +59,7 @@ class FusedEngine:
         self.device = device
         self._sender = Sender()
         self._originals: list[Tensor] = []
-        self._options: list[tuple[Any, ...]] = []
+        self._options: list[tuple[int, Spec]] = []
         self._addresses: array.array[int] | None = None
         self._hyper_values: array.array[float] | None = None
         self._polars: dict[tuple[int, Iteration], Polar] = {}
@@ -101,8 +101,10 @@ class FusedEngine:
         wholes = list(wholes)
         alike: dict[Iteration, list[int]] = {}
         formed: dict[int, Formed] = {}
-        for i, (group, direction, gathered, step) in enumerate(wholes):
-            if isinstance(direction, Muon) and can_be_formed(group, gathered[0]):
+        for i, (spec, gathered, step) in enumerate(wholes):
+            direction = spec.direction
+            assert isinstance(direction, MatrixDirection)
+            if isinstance(direction, Muon) and can_be_formed(spec, gathered[0]):
                 iteration = Iteration.of(direction, *gathered[0].shape[1:])
                 alike.setdefault(iteration, []).append(i)
             else:
@@ -142,15 +144,15 @@ class FusedEngine:
     def _build(self, works: list[Work], tensors: StepTensors, shares: Mapping[Tensor, Share]) -> None:
         originals = originals_of(works)
         group_numbers = [i for i, work in enumerate(works) for _ in work.params]
-        groups = [work.group for work in works for _ in work.params]
+        specs: list[Spec] = [work.spec for work in works for _ in work.params]
         matrices_of: dict[int, tuple[Matrices, ...]] = {}
         for i, of_param in enumerate(zip(*tensors, strict=True)):
-            if can_be_fused(groups[i], originals[i], *of_param):
-                view = shares[originals[i]].view if originals[i] in shares else View.of(groups[i])
+            if can_be_fused(specs[i], originals[i], *of_param):
+                view = shares[originals[i]].view if originals[i] in shares else specs[i].view
                 matrices_of[i] = view.split_matrices(tensors.params[i].shape)
         self._unfused = set(range(len(originals))) - matrices_of.keys()
         layout: Plan = plan(
-            tuple((part, Rule.of(groups[i]).has_rows) for i, parts in matrices_of.items() for part in parts)
+            tuple((part, specs[i].rule.has_rows) for i, parts in matrices_of.items() for part in parts)
         )
         slots = iter(layout.slots)
         self._slots = {i: [next(slots) for _ in parts] for i, parts in matrices_of.items()}
@@ -159,10 +161,10 @@ class FusedEngine:
             share, (param, *others, _) = shares.get(originals[i]), (some[i] for some in tensors)
             is_cut = share is not None and share.is_cut
             if is_cut:  # the parts are gathered, formed and held together
-                parts = (View.of(groups[i]).matrices(param.shape),) * len(parts)
-            variants = [variant_of(groups[i], part, is_cut, param, *others) for part in parts]
+                parts = (specs[i].view.matrices(param.shape),) * len(parts)
+            variants = [variant_of(specs[i], part, is_cut, param, *others) for part in parts]
             weights = weights_of(i, self._slots[i], group_numbers[i])
-            if isinstance(direction := direction_of(groups[i]), Muon):
+            if isinstance(direction := specs[i].direction, Muon):
                 weights = _held(weights, direction, share)
             for w in weights:
                 members.setdefault(variants[w.part], []).append(w)
@@ -188,13 +190,12 @@ class FusedEngine:
     def _send_hyper(self, works: list[Work], resend: bool) -> None:
         values: list[float] = []
         for work in works:
-            group = work.group
-            beta1, beta2 = (group["momentum"], 0.0) if _is_muon(group) else group["betas"]
-            lr, rule = group["lr"], Rule.of(group)
+            direction, rule, lr = work.spec.direction, work.spec.rule, work.lr
+            beta1, beta2 = direction.averages
             if isinstance(lr, Tensor):
                 # Read on the host; copied into the table below on a device.
                 lr = lr.item() if lr.device.type == "cpu" else math.inf
-            values += (lr, beta1, 1 - beta1, beta2, 1 - beta2, group["eps"], group["weight_decay"])
+            values += (lr, beta1, 1 - beta1, beta2, 1 - beta2, direction.eps, work.weight_decay)
             values.append(math.inf if rule.clip is None else rule.clip)
             values += (-math.inf, math.inf) if rule.bounds is None else rule.bounds
         packed, hyper = array.array("f", values), self._shared.hyper
@@ -202,34 +203,13 @@ class FusedEngine:
             self._sender.send(torch.frombuffer(packed, dtype=torch.float32).view(hyper.shape), hyper)
             self._hyper_values = packed
         for row, work in enumerate(works):
-            lr = work.group["lr"]
-            if isinstance(lr, Tensor) and lr.device.type != "cpu":
-                hyper[row, kernels.LR.value].copy_(lr.reshape(()))
+            if isinstance(work.lr, Tensor) and work.lr.device.type != "cpu":
+                hyper[row, kernels.LR.value].copy_(work.lr.reshape(()))
 
 
-def _is_muon(group: dict[str, Any]) -> bool:
-    """By its direction alone: a group may also have options of other directions, such as betas."""
-    return isinstance(direction_of(group), Muon)
-
-
-def _options(work: Work) -> tuple[Any, ...]:
+def _options(work: Work) -> tuple[int, Spec]:
     """What the tables depend on besides the tensors."""
-    group = work.group
-    return (
-        len(work.params),
-        *Rule.of(group)[1:],
-        *View.of(group),
-        group["maximize"],
-        *_compiled_for(direction_of(group)),
-    )
-
-
-def _compiled_for(direction: Direction) -> tuple[Any, ...]:
-    if isinstance(direction, Muon):
-        d = direction
-        scaled = d.scale, d.transposed, d.neuron_beta
-        return d.NAME, d.nesterov, d.ns_steps, d.coefficients, d.ns_dtype, d.eps, *scaled
-    return direction.NAME, getattr(direction, "bias_correction", None)
+    return len(work.params), work.spec.fixed
 
 
 def _held(weights: list[KernelWeight], direction: Muon, share: Share | None) -> list[KernelWeight]:

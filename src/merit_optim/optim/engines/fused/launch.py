@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from merit_optim.optim.algorithm import Rule
-from merit_optim.optim.directions import Muon, direction_of
+from merit_optim.optim.directions import Adam, Muon
 from merit_optim.optim.directions.muon import NEURON_EPS
 from merit_optim.optim.engines.fused import kernels
 from merit_optim.optim.engines.fused.compiled import Kernel
@@ -20,6 +19,7 @@ from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar
 from merit_optim.optim.engines.fused.tables import KernelWeight, Tile, grid_of
 from merit_optim.optim.engines.work import Control
 from merit_optim.optim.matrices import Matrices
+from merit_optim.optim.spec import Spec
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
 TRITON = {
@@ -70,7 +70,7 @@ class Variant(NamedTuple):
 
 
 def variant_of(
-    group: dict[str, Any],
+    spec: Spec,
     matrices: Matrices,
     is_cut: bool,
     param: Tensor,
@@ -79,7 +79,7 @@ def variant_of(
     second: Tensor,
 ) -> Variant:
     """The variant of a parameter's matrices, or of those that it is split into."""
-    rule, direction = Rule.of(group), direction_of(group)
+    rule, direction = spec.rule, spec.direction
     tensors = (param, grad, first, second)
     held = None
     if isinstance(direction, Muon):
@@ -93,8 +93,8 @@ def variant_of(
         rule.has_rows,
         rule.norm,
         rule.weight_bound,
-        group["maximize"],
-        held is None and group.get("bias_correction", False),
+        spec.maximize,
+        isinstance(direction, Adam) and direction.bias_correction,
         held,
     )
 

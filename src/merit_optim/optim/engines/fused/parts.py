@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merit_optim.optim.directions import Muon, direction_of
+from merit_optim.optim.directions import Adam
 from merit_optim.optim.directions.adam import bias_correction
 from merit_optim.optim.engines.fused import kernels
 from merit_optim.optim.engines.fused.launch import HeldDirections, HeldLaunch, Launch, Shared
@@ -155,8 +155,8 @@ class FusedHeldPart(FusedPart):
 
 def _corrections(work: Work, device: torch.device) -> Tensor:
     """(item, 2): Adam's bias corrections for the current step, which is counted at its end."""
-    if isinstance(direction_of(work.group), Muon):
+    if not isinstance(work.spec.direction, Adam):
         return torch.ones(len(work.params), 2, dtype=torch.float32, device=device)
     steps = torch.stack(work.steps).to(device) + 1
-    correction = bias_correction(steps, *work.group["betas"])
+    correction = bias_correction(steps, *work.spec.direction.betas)
     return torch.stack([torch.as_tensor(x, device=device) for x in correction], 1).float()

@@ -7,17 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merit_optim.optim.algorithm import Rule
-from merit_optim.optim.directions import Muon, direction_of
+from merit_optim.optim.directions import Muon
 from merit_optim.optim.engines.fused.launch import TRITON
-from merit_optim.optim.matrices import View
+from merit_optim.optim.spec import Spec
 
 # Offsets within a tile have 32 bits, and within a matrix that is multiplied.
 MAX_COLUMNS = 2**24
 MAX_MATRIX = 2**31 - 1
 
 
-def refusal(group: dict[str, Any], param: Tensor) -> str | None:
+def refusal(spec: Spec, param: Tensor) -> str | None:
     """Why a parameter cannot be fused, or None."""
     if param.dtype not in TRITON:
         return f"it has dtype {param.dtype}, not one of {', '.join(map(str, TRITON))}"
@@ -25,18 +24,18 @@ def refusal(group: dict[str, Any], param: Tensor) -> str | None:
         return "it is not contiguous"
     if param.is_neg():
         return "it is a view that torch negates when it is read"
-    matrices = View.of(group).matrices(param.shape)
-    is_muon = isinstance(direction_of(group), Muon)
+    matrices = spec.view.matrices(param.shape)
+    is_muon = isinstance(spec.direction, Muon)
     if is_muon and matrices.rows * matrices.columns > MAX_MATRIX:
         return "it has a matrix of 2**31 elements or more"
     if matrices.columns > MAX_COLUMNS and not matrices.is_vector:
         return f"its rows have more than {MAX_COLUMNS} elements"
-    return refused_options(group)
+    return refused_options(spec)
 
 
-def refused_options(group: dict[str, Any]) -> str | None:
-    """Why no parameter of a group can be fused, or None."""
-    view, rule, direction = View.of(group), Rule.of(group), direction_of(group)
+def refused_options(spec: Spec) -> str | None:
+    """Why no parameter with these options can be fused, or None."""
+    view, rule, direction = spec.view, spec.rule, spec.direction
     if view.split is not None and view.split_dim:
         return f"the kernels do not support split={view.split!r} of columns"
     unknown: dict[str, Any] = {"calibrated": rule.calibrated}
@@ -47,18 +46,18 @@ def refused_options(group: dict[str, Any]) -> str | None:
     for option, value in unknown.items():
         if value:
             return f"the kernels do not support {option}={value!r}"
-    if group["norm"] == "l2" and group["element_wise"]:
+    if rule.norm == "l2" and rule.element_wise:
         return "norm='l2' with element_wise=True needs a sum for every row and column, which the kernels lack"
     return None
 
 
-def can_be_formed(group: dict[str, Any], n_NRC: Tensor) -> bool:
+def can_be_formed(spec: Spec, n_NRC: Tensor) -> bool:
     """Whether the kernels can form the direction of a gathered matrix."""
-    return refused_options(group) is None and n_NRC.numel() <= MAX_MATRIX
+    return refused_options(spec) is None and n_NRC.numel() <= MAX_MATRIX
 
 
 def can_be_fused(
-    group: dict[str, Any],
+    spec: Spec,
     original: Tensor,
     param: Tensor,
     grad: Tensor,
@@ -67,7 +66,7 @@ def can_be_fused(
     step: Tensor,
 ) -> bool:
     """Whether the tensors of a parameter are what the kernels assume. State may come from anywhere."""
-    if not param.numel() or refusal(group, param) is not None:
+    if not param.numel() or refusal(spec, param) is not None:
         return False
     if any(x.device != param.device for x in (grad, first, second, step)):
         return False
@@ -75,7 +74,7 @@ def can_be_fused(
         return False
     if first.dtype != second.dtype or step.dtype != torch.float32:
         return False
-    num, direction, view = param.numel(), direction_of(group), View.of(group)
+    num, direction, view = param.numel(), spec.direction, spec.view
     num_second = num
     if isinstance(direction, Muon) and direction.neuron_beta is not None:
         num_outputs = view.matrices(original.shape).shape[direction.output_dim]  # of whole matrices

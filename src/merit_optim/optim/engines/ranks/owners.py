@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from merit_optim.optim.algorithm import compute_dtype
-from merit_optim.optim.directions import MatrixDirection, Sent, Traffic, direction_of
+from merit_optim.optim.directions import MatrixDirection, Sent, Traffic
 from merit_optim.optim.engines.part import Form, Formed, MatrixPart, Whole
 from merit_optim.optim.engines.ranks.mail import Cut, Mail, Owned
 from merit_optim.optim.engines.ranks.placements import (
@@ -30,18 +30,11 @@ from merit_optim.optim.engines.ranks.placements import (
 )
 from merit_optim.optim.engines.ranks.process_groups import MeshRanks
 from merit_optim.optim.matrices import View, num_stacking
-from merit_optim.optim.refresh import in_turn, spread
+from merit_optim.optim.refresh import spread
+from merit_optim.optim.spec import Spec
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-
-Group = dict[str, Any]
-
-
-def matrix_direction(group: Group) -> MatrixDirection | None:
-    """The direction of a parameter group, if it needs whole matrices."""
-    direction = direction_of(group)
-    return direction if isinstance(direction, MatrixDirection) else None
 
 
 class Matrix(NamedTuple):
@@ -138,9 +131,9 @@ class GatheredWeight(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A weight's group, with its phase if it has one, and its step count."""
+    """A weight's spec, with its phase if it has one, and its step count."""
 
-    group: Group
+    spec: Spec
     step: float | Tensor
 
 
@@ -183,7 +176,7 @@ class Gathering:
         message = self._bytes(sum(mail.whole_splits))
         formed = iter(form(self._gathered(arrived, turn_of)))
         for weight, number in self._owned():
-            view = View.of(turn_of(weight).group)
+            view = turn_of(weight).spec.view
             parts = [next(formed) for _ in view.split_matrices(self.matrices[number].shape)]
             wholes = [_joined(tensors, view) for tensors in zip(*parts, strict=True)]
             mail.write_wholes(number, wholes, message)
@@ -208,14 +201,13 @@ class Gathering:
     def _gathered(self, arrived: Tensor, turn_of: TurnOf) -> Iterator[Whole]:
         """Yield the matrices one by one, so that few are in memory at a time."""
         for weight, number in self._owned():
-            group, step = turn_of(weight)
-            direction, view, shape = matrix_direction(group), View.of(group), self.matrices[number].shape
-            assert direction is not None
+            spec, step = turn_of(weight)
+            view, shape = spec.view, self.matrices[number].shape
             wholes = self.plan.there.read_wholes(number, arrived)
             parts = (view.cut_matrices(_stacked([whole]), shape) for whole in wholes)
             for tensors in zip(*parts, strict=True):
                 gathered = tuple(x_NRC.contiguous() for x_NRC in tensors)
-                yield Whole(group, direction, gathered, step)
+                yield Whole(spec, gathered, step)
 
     def _bytes(self, num: int) -> Tensor:
         return torch.zeros(num, dtype=torch.uint8, device=self.device)
@@ -259,10 +251,10 @@ class Owners:
         """By ranks, because several process groups may have the same ones, and by device."""
         self._coordinates: dict[MeshRanks, tuple[tuple[int, ...], ...]] = {}
 
-    def add(self, name: str, param: DTensor, group_index: int, group: Group) -> None:
+    def add(self, name: str, param: DTensor, group_index: int, spec: Spec) -> None:
         """Add a parameter if its direction needs whole matrices and no rank has them."""
-        direction, view, mesh = matrix_direction(group), View.of(group), param.device_mesh
-        if direction is None:
+        direction, view, mesh = spec.direction, spec.view, param.device_mesh
+        if not isinstance(direction, MatrixDirection):
             return
         crossing = crossing_of_param(name, param, view.matrix_dims)
         if not crossing.whole or not param.numel():
@@ -293,13 +285,13 @@ class Owners:
             gathering.start(sent)
 
     def finish(
-        self, groups: Sequence[Group], step_of: Callable[[Tensor], float | Tensor], form: Form
+        self, specs: Sequence[Spec], step_of: Callable[[Tensor], float | Tensor], form: Form
     ) -> dict[Tensor, Formed]:
         """Process the matrices that this rank owns; return this rank's parts of the results per weight."""
 
         def turn_of(weight: GatheredWeight) -> Turn:
-            group = in_turn(groups[weight.group_index], self._phases.get(weight.param))
-            return Turn(group, step_of(weight.param))
+            spec = specs[weight.group_index].in_turn(self._phases.get(weight.param))
+            return Turn(spec, step_of(weight.param))
 
         for gathering in self._gatherings.values():
             gathering.form(turn_of, form)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -21,17 +21,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from merit_optim.optim.algorithm import Rule, compute_dtype
-from merit_optim.optim.directions import Traffic
+from merit_optim.optim.algorithm import compute_dtype
+from merit_optim.optim.directions import MatrixDirection
 from merit_optim.optim.engines.gradients import norms
 from merit_optim.optim.engines.part import Place, Share
 from merit_optim.optim.engines.plan import Slot, plan
-from merit_optim.optim.engines.ranks.owners import Owners, matrix_direction
+from merit_optim.optim.engines.ranks.owners import Owners
 from merit_optim.optim.engines.ranks.placements import crossing_of_param, is_sharded, sharded_dims, share_of
 from merit_optim.optim.engines.ranks.process_groups import MeshRanks
 from merit_optim.optim.engines.work import Work, is_true
-from merit_optim.optim.matrices import View
-from merit_optim.optim.refresh import phases_of
+from merit_optim.optim.refresh import Members, phases_of
+from merit_optim.optim.spec import Spec
 from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
 if TYPE_CHECKING:
@@ -100,13 +100,13 @@ class Exchange:
 class Sharding:
     """What all sharded parameters of an optimizer must exchange, in the order of the parameters."""
 
-    def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, members: Members) -> None:
         self.device = torch.device("cpu")
         self.sharded: list[Sharded] = []
         """``number`` below is an index into this list."""
         self.shares: dict[Tensor, Share] = {}
         """This rank's share of the matrices of a parameter, if its engine needs it."""
-        self.owners = Owners(phases_of(groups))
+        self.owners = Owners(phases_of(members))
         self.exchanges: list[Exchange] = []
         self.ranks: dict[str, MeshRanks] = {}
         """By the name of their process group."""
@@ -114,10 +114,10 @@ class Sharding:
         """The first number of each parameter."""
         self.spread_of: dict[Tensor, tuple[str, ...]] = {}
         """The process groups over which a parameter is sharded, by name."""
-        for number, group in enumerate(groups):
-            for i, param in enumerate(group["params"]):
+        for number, (spec, params) in enumerate(members):
+            for i, param in enumerate(params):
                 if _takes_part(param):
-                    self._add(f"parameter {i} of group {number}", param, number, group)
+                    self._add(f"parameter {i} of group {number}", param, number, spec)
         self.owners.share_out()
         for i, exchange in enumerate(self.exchanges):
             carried = set(exchange.carried)
@@ -127,19 +127,19 @@ class Sharding:
         self.spreads = list(dict.fromkeys([(), *self.spread_of.values()]))
         self._laid_out: tuple[Layout, list[int]] | None = None
         self._joins: dict[BufferKind, Join] = {}
-        self._made_for = _signature(groups)
+        self._made_for = _signature(members)
 
-    def _add(self, name: str, param: DTensor, group_index: int, group: dict[str, Any]) -> None:
-        mesh, dims, view = param.device_mesh, sharded_dims(name, param), View.of(group)
+    def _add(self, name: str, param: DTensor, group_index: int, spec: Spec) -> None:
+        mesh, dims, view = param.device_mesh, sharded_dims(name, param), spec.view
         self.device = param.device
         over = [MeshRanks(mesh, (i,)) for i, dim in enumerate(dims) if dim is not None and mesh.size(i) > 1]
         self.spread_of[param] = tuple(ranks.group.group_name for ranks in over)
         self.ranks.update(zip(self.spread_of[param], over, strict=True))
-        if view.split is not None or matrix_direction(group) is not None:
+        if view.split is not None or isinstance(spec.direction, MatrixDirection):
             self.shares[param] = share_of(name, param, view)
             view = self.shares[param].view
-        self.owners.add(name, param, group_index, group)
-        if group.get("norm", "none") == "none":
+        self.owners.add(name, param, group_index, spec)
+        if spec.rule.norm == "none":
             return  # the update is element-wise, so there are no sizes to exchange
         crossing = crossing_of_param(name, param, view.matrix_dims)
         if not crossing.whole:
@@ -148,10 +148,10 @@ class Sharding:
         kind = BufferKind(shard.device, compute_dtype(shard))
         self._numbers[param] = len(self.sharded)
         for matrices in view.split_matrices(shard.shape):
-            slot = plan(((matrices, Rule.of(group).has_rows),)).slots[0]
+            slot = plan(((matrices, spec.rule.has_rows),)).slots[0]
             for which, mesh_dims in crossing._asdict().items():
                 for mesh_dim in mesh_dims if slot.has_rows or which == "whole" else ():
-                    ranks, is_sum = MeshRanks(mesh, (mesh_dim,)), group["norm"] == "l2"
+                    ranks, is_sum = MeshRanks(mesh, (mesh_dim,)), spec.rule.norm == "l2"
                     self._exchange_of(ranks, kind, is_sum).carried.append((len(self.sharded), which))
             self.sharded.append(Sharded(slot, kind))
 
@@ -164,13 +164,13 @@ class Sharding:
         self.exchanges.append(Exchange(ranks, kind, is_sum))
         return self.exchanges[-1]
 
-    def fits(self, groups: Sequence[dict[str, Any]]) -> bool:
+    def fits(self, members: Members) -> bool:
         """Whether these are still the parameters and options that it was made for.
 
         Libraries that shard parameters replace them in the groups, a checkpoint brings its own options, and a
         parameter may be frozen for some time.
         """
-        params, options = _signature(groups)
+        params, options = _signature(members)
         known_params, known_options = self._made_for
         same_params = len(params) == len(known_params) and all(map(operator.is_, params, known_params))
         return same_params and options == known_options
@@ -301,30 +301,15 @@ class Join(NamedTuple):
             buffer.copy_(part)
 
 
-_OPTIONS = (
-    *("norm", "element_wise", "transposed", "direction"),
-    *("precondition_frequency", "refresh_phase", "max_precond_dim"),
-)
-
-
 def _takes_part(param: Tensor) -> TypeGuard[DTensor]:
     """Whether a parameter is sharded and trained. A frozen one that still has a gradient is updated too."""
     return is_sharded(param) and (param.requires_grad or param.grad is not None)
 
 
-def _signature(groups: Sequence[dict[str, Any]]) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
+def _signature(members: Members) -> tuple[list[Tensor], list[tuple[int, Spec]]]:
     """The parameters and options that a sharding depends on."""
-    params: list[Tensor] = [param for group in groups for param in group["params"] if _takes_part(param)]
-    options = [
-        (len(group["params"]), View.of(group), *map(group.get, _OPTIONS), _traffic(group)) for group in groups
-    ]
-    return params, options
-
-
-def _traffic(group: dict[str, Any]) -> Traffic | None:
-    """The tensors that cross ranks for a matrix of a group, apart from its size."""
-    direction = matrix_direction(group)
-    return None if direction is None else direction.traffic(1, 1, torch.float32)
+    taking_part: list[Tensor] = [param for _, params in members for param in params if _takes_part(param)]
+    return taking_part, [(len(params), spec.fixed) for spec, params in members]
 
 
 def _bounds(slot: Slot) -> dict[str, tuple[int, int]]:
