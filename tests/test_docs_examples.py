@@ -84,9 +84,9 @@ def test_a_study_is_carried_out_as_the_page_says(tmp_path: Path, monkeypatch: py
     (tmp_path / study.title).write_text(study.text)
     data = tmp_path / "data" / "demo"
     data.mkdir(parents=True)
-    tokens = np.random.default_rng(0).integers(0, 256, 20_000).astype("<u2")
-    tokens[:18_000].tofile(data / "train.bin")
-    tokens[18_000:].tofile(data / "val.bin")
+    tokens = np.random.default_rng(0).integers(0, 256, 30_000).astype("<u2")
+    tokens[:25_000].tofile(data / "train.bin")
+    tokens[25_000:].tofile(data / "val.bin")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     run(program_of(page), page.name)

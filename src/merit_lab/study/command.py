@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 from merit_lab.command_line import rules
+from merit_lab.folders import refuse_file
 from merit_lab.models.names import KNOWN, find_model
 from merit_lab.runs import RunInUse
 from merit_lab.train import Interrupted, OptimizerConfig, TrainConfig
@@ -115,6 +116,7 @@ def run_study(
 
     def whole() -> None:
         arguments, folder = _parse(name, kind, argv, replaced, optimizer or OptimizerConfig())
+        refuse_file(folder)
         conclude(f"merit {name}", work(arguments, folder), folder)
 
     return exit_status(f"merit {name}", whole)

@@ -11,6 +11,7 @@ from merit_lab.runs import Run
 from merit_lab.train import train
 from merit_lab.train.loop import Trainer
 from merit_lab.train.reports import Speedometer
+from merit_optim.settings import SETTINGS
 
 NAMES = ["adamw", "lion", "sophiag", "lamb", "maxlamb", "merit", "muon-merit", "soap-merit", "normuon"]
 
@@ -76,7 +77,8 @@ def test_another_seed_gives_another_run(finished, changed, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_trains(name, changed, tmp_path):
-    config = changed(**{"optimizer.name": name, "optimizer.lr": None if name != "maxlamb" else 1e-2})
+    lr = None if SETTINGS[name].learning_rates else 1e-2  # the paper's, where it has one
+    config = changed(**{"optimizer.name": name, "optimizer.lr": lr})
     run = train(config, tmp_path / "run")
     assert run.status == "finished"
     assert losses(run)[-1] < losses(run)[0]
