@@ -212,7 +212,8 @@ def parse():
 
 
 @pytest.mark.usefixtures("parse")
-@pytest.mark.parametrize("backend", ["partial_dtensor", pytest.param("full_dtensor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["partial_dtensor", "full_dtensor"])
 def test_sharded_by_torchtitan_the_steps_are_the_same(backend) -> None:
     """By FSDP2 and tensor parallelism on 4 ranks, with MERIT, MuonMERIT and SOAPMERIT."""
     finished = forked(4, WORKER, backend, imports_much=True, CUDA_VISIBLE_DEVICES="")
