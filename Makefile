@@ -27,7 +27,7 @@ demo: $(LAB) ## train a small language model with five optimizers, and report: m
 	$(BIN)/merit demo
 
 arena: $(LAB) ## tune five optimizers alike on a small model, and rank them: under an hour on two cores
-	test -e data/embedded/train.bin || $(BIN)/merit prepare embedded --tokenizer bytes --out data/embedded
+	test -e data/embedded/dataset.json || $(BIN)/merit prepare embedded --tokenizer bytes --out data/embedded
 	$(BIN)/merit arena tiny --data data/embedded --batch 128 --jobs 2
 
 # Lint and documentation, which use one core, beside the tests.

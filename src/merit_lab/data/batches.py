@@ -48,18 +48,9 @@ class Batches:
 
     def sequences(self, step: int, begin: int = 0, end: int | None = None) -> NDArray[np.int64]:
         """Return rows ``begin`` to ``end`` of a step's batch: int64, (end - begin, context + 1)."""
-        end = self.check_rows(step, begin, end)
+        end = self.batch if end is None else end
         rows = step * self.batch + np.arange(begin, end, dtype=np.int64)
         return self._sequences[self.starts(rows)].astype(np.int64)
-
-    def check_rows(self, step: int, begin: int, end: int | None) -> int:
-        """Return the end of the rows asked for, by default that of the batch; refuse what is not in it."""
-        end = self.batch if end is None else end
-        if step < 0:
-            raise ValueError(f"step is {step}; steps are counted from 0")
-        if not 0 <= begin <= end <= self.batch:
-            raise ValueError(f"begin is {begin} and end is {end}; a batch has rows 0 to {self.batch}")
-        return end
 
     def starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the first token of each row, numbered continuously over steps."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -17,7 +17,6 @@ from merit_lab.command_line import rules
 from merit_lab.data import corpora
 from merit_lab.data.batches import FEWEST_VALIDATION
 from merit_lab.data.prepare import prepare, verify
-from merit_lab.data.read import Layout
 from merit_lab.data.tokens import INDEX_NAME, Index
 from merit_lab.progress import WorkProgress
 
@@ -32,10 +31,8 @@ _TokenizerOption = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options(ABC):
+class _Options:
     """Options of every corpus."""
-
-    name: ClassVar[str]
 
     out: Path | None = None
     """Output folder. None: data/<corpus>."""
@@ -45,11 +42,11 @@ class _Options(ABC):
     gpt2_vocabulary: Path | None = None
     """A folder with GPT-2's vocab.bpe and encoder.json. None: use tiktoken's cache, or download them."""
     overwrite: bool = False
-    """Replace the contents of the output folder. Otherwise a folder with other data is refused."""
+    """Delete what the output folder holds of other data, first. Otherwise it is refused."""
 
-    @abstractmethod
     def corpus(self, progress: WorkProgress) -> corpora.Corpus:
         """Return the text of this configuration."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +66,6 @@ class Text(_Split):
     hashes; of a single document, its end.
     """
 
-    name = "text"
     files: Positional[tuple[Path, ...]]
     """Files, read in this order, or folders, whose files are read in the order of their names."""
     field: str = "text"
@@ -78,8 +74,9 @@ class Text(_Split):
     """A line that separates the documents of a text file, for example "<|endoftext|>"."""
 
     def corpus(self, progress: WorkProgress) -> corpora.Corpus:
-        layout = Layout(field=self.field, separator=self.separator)
-        return corpora.text_files(self.files, self.validation, layout, progress)
+        return corpora.text_files(
+            self.files, self.validation, field=self.field, separator=self.separator, progress=progress
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +86,6 @@ class Demo(_Split):
     It is a fixed snapshot of merit-optim's source code.
     """
 
-    name = "demo"
     tokenizer: _TokenizerOption = "bytes"
     validation: float = 0.05
 
@@ -105,7 +101,6 @@ class Embedded(_Split):
     depends on the installed packages; its hash is in the index.
     """
 
-    name = "embedded"
     tokenizer: _TokenizerOption = "bytes"
     limit: int = 20_000_000
     """The most bytes of source code to use."""
@@ -121,7 +116,6 @@ class OpenWebText(_Options):
     About 40 GB of text and 9 billion GPT-2 tokens. Needs the package datasets.
     """
 
-    name = "openwebtext"
     documents: int | None = None
     """How many documents to use. None: all 8,013,769."""
 
@@ -136,7 +130,6 @@ class C4(_Options):
     Needs the package datasets.
     """
 
-    name = "c4"
     documents: int = 20_000_000
     """How many of the 364,868,892 training documents to use; 20 million are about 9 billion GPT-2 tokens."""
     validation_documents: int = 10_000
@@ -150,7 +143,6 @@ class C4(_Options):
 class Enwik8(_Options):
     """The first 100 million bytes of Wikipedia: 90 for training, 5 for validation, 5 for test.bin."""
 
-    name = "enwik8"
     file: Positional[Path]
     """The unzipped file."""
     tokenizer: _TokenizerOption = "bytes"
@@ -166,13 +158,12 @@ class Check:
     Training compares only a sample when it starts, which detects replaced files.
     """
 
-    name: ClassVar[str] = "check"
     folder: Positional[Path]
     """The folder with train.bin, val.bin and dataset.json."""
 
 
 _COMMANDS: dict[str, Callable[..., _Options | Check]] = {
-    kind.name: kind for kind in (Text, Demo, Embedded, OpenWebText, C4, Enwik8, Check)
+    kind.__name__.lower(): kind for kind in (Text, Demo, Embedded, OpenWebText, C4, Enwik8, Check)
 }
 _DESCRIPTION = """Turn text into token files: train.bin and val.bin as nanoGPT writes them, and dataset.json
 with their hashes and counts. If interrupted, the same command continues."""
@@ -196,7 +187,7 @@ def main(argv: Sequence[str]) -> int:
             folder, index = chosen.folder, verify(chosen.folder)
             progress.say("all files are unchanged")
         else:
-            folder = chosen.out or Path("data", chosen.name)
+            folder = chosen.out or Path("data", type(chosen).__name__.lower())
             index = prepare(
                 chosen.corpus(progress),
                 folder,
@@ -219,8 +210,9 @@ def make(corpus: Literal["demo", "embedded"], folder: Path, tokenizer: str = "by
     Existing data is not checked: with one more package installed "embedded" would differ, and runs could not
     be resumed.
     """
-    if (folder / INDEX_NAME).exists():
-        return 0
+    with contextlib.suppress(FileNotFoundError, ValueError):  # which the command reports
+        if Index.read(folder / INDEX_NAME).is_complete:
+            return 0
     return main([corpus, "--tokenizer", tokenizer, "--out", str(folder)])
 
 

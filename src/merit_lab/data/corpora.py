@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import itertools
 import math
-import os
 import sys
 import sysconfig
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,16 +19,24 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from merit_lab.checks import check_at_least
-from merit_lab.data.read import NAMES, PIECE_BYTES, Layout, cut, find_files, has_line, nearest_cut, texts
+from merit_lab.data.read import (
+    NAMES,
+    PIECE_BYTES,
+    cut,
+    files_below,
+    find_files,
+    has_line,
+    nearest_cut,
+    texts,
+)
 from merit_lab.data.tokens import hash_file
 from merit_lab.progress import WorkProgress
 
-_TEST_FOLDERS = {"test", "tests", "idle_test"}
+# Of the interpreter's sources: tests, and packages, which are read after the library that they lie in.
+_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 # nanoGPT splits by datasets' train_test_split(test_size=0.0005, seed=2357, shuffle=True).
 _NANOGPT_SHARE, _NANOGPT_SEED = 0.0005, 2357
 OPENWEBTEXT_DOCUMENTS = 8_013_769
-
-Load = Callable[..., Any]  # datasets.load_dataset, or its replacement in a test
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,29 +53,41 @@ class Corpus:
     """Text in a fixed order, with a position from which an iteration can continue.
 
     ``recipe`` is everything that determines the text and its order, as JSON; ``splits`` are the files to
-    write; ``total`` is the number of bytes or documents, whichever ``unit`` names.
+    write; ``total`` is the number of bytes or documents, whichever ``unit`` names; ``begin`` is the position
+    before all text.
     """
 
     recipe: dict[str, Any]
     splits: tuple[str, ...] = ("train", "val")
     total: int
     unit: Literal["bytes", "documents"] = "bytes"
-    _position = 0
+    begin: Any = 0
+    _num_pieces = 0
 
-    def pieces(self, state: Any = None) -> Iterator[Piece]:
-        """Yield all pieces, or those after a state of an earlier iteration."""
-        self._position = 0
-        for piece in self._all_pieces():
-            self._position += 1
-            if self._position > (state or 0):
+    def pieces(self, position: Any) -> Iterator[Piece]:
+        """Yield the pieces after a position."""
+        for number, piece in enumerate(self._all_pieces(), 1):
+            self._num_pieces = number
+            if number > position:
                 yield piece
 
-    def state(self) -> Any:
+    def position(self) -> Any:
         """Return the position of the latest iteration, as JSON: here the number of pieces yielded."""
-        return self._position
+        return self._num_pieces
 
     def _all_pieces(self) -> Iterator[Piece]:
         raise NotImplementedError
+
+
+class _Text(NamedTuple):
+    """A piece of a document, with size and hash of the document up to its end."""
+
+    path: Path
+    origin: str
+    text: bytes
+    ends: bool
+    size: int
+    hash: int
 
 
 class TextFiles(Corpus):
@@ -88,31 +105,28 @@ class TextFiles(Corpus):
         name: str,
         paths: Sequence[Path],
         validation: float,
-        layout: Layout | None = None,
+        *,
+        field: str = "text",
+        separator: str | None = None,
         progress: WorkProgress | None = None,
     ) -> None:
         if not 0 < validation < 1:
             raise ValueError(
                 f"the share for validation is {validation}; it must be between 0 and 1, for example 0.01"
             )
-        self._paths, self._layout = paths, layout or Layout()
-        self._hashes = array("Q")
-        sizes = array("Q")
-        content = hashlib.sha256()
+        self._paths, self._field, self._separator = paths, field, separator
+        self._hashes, sizes = array("Q"), array("Q")
         self.total = 0
         progress = progress or WorkProgress(Console(quiet=True))
         with progress.piece("reading", None, "bytes of text"):
-            for _, _, text, ends, document, size in self._texts():
-                content.update(text)
-                self.total += len(text)
+            for found in self._texts():
+                self.total += len(found.text)
                 progress.update(self.total)
-                if ends:
-                    content.update(b"\0end of file\0")
-                    self._hashes.append(document)
-                    sizes.append(size)
+                if found.ends:
+                    self._hashes.append(found.hash)
+                    sizes.append(found.size)
         if not self._hashes:
             raise ValueError("the files have no text; give other files")
-        separator = self._layout.separator
         if separator is not None and not any(has_line(path, separator) for path in paths):
             raise ValueError(
                 f"the separator is {separator!r}, but no text file has such a line; give the line as "
@@ -125,49 +139,52 @@ class TextFiles(Corpus):
             self._chosen = _chosen(np.array(self._hashes), np.array(sizes), self.total * validation)
         self.recipe = {
             "name": name,
-            "sha256": content.hexdigest(),
+            "documents": hashlib.sha256(self._hashes.tobytes()).hexdigest(),
             "num_files": len(paths),
-            "split": "documents" if self._cut_at is None else "end",
             "validation": validation,
         }
 
     def _all_pieces(self) -> Iterator[Piece]:
         hashes = iter(self._hashes)
-        following = next(hashes, None)
-        for path, origin, text, ends, document, size in self._texts():
-            if following is None or (ends and document != following):
-                raise _changed(path)
-            for split, part in self._parts(text, size - len(text), following):
-                is_last = ends and (self._cut_at is None or split == "val")
-                yield Piece(split=split, text=part, ends=is_last, origin=origin)
-            if ends:
-                following = next(hashes, None)
-        if following is not None:
+        expected = next(hashes, None)
+        for found in self._texts():
+            if expected is None or (found.ends and found.hash != expected):
+                raise _changed(found.path)
+            if self._cut_at is None:
+                split = "val" if expected in self._chosen else "train"
+                yield Piece(split=split, text=found.text, ends=found.ends, origin=found.origin)
+            else:
+                yield from self._divided(found, self._cut_at)
+            if found.ends:
+                expected = next(hashes, None)
+        if expected is not None:
             raise _changed(self._paths[-1])
 
-    def _parts(self, text: bytes, begin: int, document: int) -> list[tuple[str, bytes]]:
-        """Return a piece as it is divided: one part, or two of the single document's piece with its cut."""
-        if self._cut_at is None:
-            return [("val" if document in self._chosen else "train", text)]
-        if not begin <= self._cut_at < begin + len(text):
-            return [("train" if begin < self._cut_at else "val", text)]
-        place = nearest_cut(text, self._cut_at - begin)
-        if place is None and begin == 0:
-            raise ValueError(
-                f"the text is one document of {self.total} bytes without a place to cut off its end for "
-                "validation: a space or a newline after a visible character. Add some, or give more documents"
-            )
-        place = place or 0
-        return [(split, part) for split, part in (("train", text[:place]), ("val", text[place:])) if part]
+    def _divided(self, found: _Text, cut_at: float) -> Iterator[Piece]:
+        """Yield a piece of the single document: for one split, or in two if the cut is in it."""
+        begin, place = found.size - len(found.text), 0
+        if found.size <= cut_at:
+            place = len(found.text)
+        elif begin <= cut_at:
+            place = nearest_cut(found.text, cut_at - begin) or 0
+            if place == begin == 0:
+                raise ValueError(
+                    f"the text is one document of {self.total} bytes without a place to cut off its end for "
+                    "validation: a space or a newline after a visible character. Add some, or give more "
+                    "documents"
+                )
+        for split, text in (("train", found.text[:place]), ("val", found.text[place:])):
+            if text:
+                is_last = found.ends and split == "val"
+                yield Piece(split=split, text=text, ends=is_last, origin=found.origin)
 
-    def _texts(self) -> Iterator[tuple[Path, str, bytes, bool, int, int]]:
-        """Yield what `texts` does of each file, with hash and size of the document up to there."""
+    def _texts(self) -> Iterator[_Text]:
         for path in self._paths:
             digest, size = hashlib.blake2b(digest_size=8), 0
-            for origin, text, ends in texts(path, self._layout):
+            for origin, text, ends in texts(path, self._field, self._separator):
                 digest.update(text)
                 size += len(text)
-                yield path, origin, text, ends, int.from_bytes(digest.digest(), "little"), size
+                yield _Text(path, origin, text, ends, size, int.from_bytes(digest.digest(), "little"))
                 if ends:
                     digest, size = hashlib.blake2b(digest_size=8), 0
 
@@ -204,7 +221,9 @@ def _changed(path: Path) -> ValueError:
 def text_files(
     paths: Sequence[Path],
     validation: float,
-    layout: Layout | None = None,
+    *,
+    field: str = "text",
+    separator: str | None = None,
     progress: WorkProgress | None = None,
 ) -> TextFiles:
     """Return the text of the user's files and folders."""
@@ -214,7 +233,7 @@ def text_files(
             f"skipping {len(skipped)} files, such as {skipped[0]}, whose names do not end with one of "
             f"{NAMES}. To read them, name them explicitly"
         )
-    return TextFiles("text", files, validation, layout, progress)
+    return TextFiles("text", files, validation, field=field, separator=separator, progress=progress)
 
 
 def demo(validation: float) -> TextFiles:
@@ -237,7 +256,7 @@ def embedded(limit: int, validation: float) -> TextFiles:
         return hashlib.blake2b(path.relative_to(packages).as_posix().encode(), digest_size=8).digest()[::-1]
 
     paths, num_bytes = [], 0
-    for path in [*sorted(_sources(Path(folders["stdlib"]))), *sorted(_sources(packages), key=place)]:
+    for path in [*_sources(Path(folders["stdlib"])), *sorted(_sources(packages), key=place)]:
         text = path.read_bytes()
         if num_bytes + len(text) > limit:
             break
@@ -253,14 +272,8 @@ def embedded(limit: int, validation: float) -> TextFiles:
     return TextFiles("embedded", paths, validation)
 
 
-def _sources(folder: Path) -> Iterator[Path]:
-    """Yield Python files below a folder, except those of tests and of packages installed inside it."""
-    skipped = _TEST_FOLDERS | {"site-packages", "dist-packages", "__pycache__"}
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in skipped]
-        for name in names:
-            if name.endswith(".py") and (path := Path(parent, name)).is_file():  # not a broken link
-                yield path
+def _sources(folder: Path) -> list[Path]:
+    return [path for path in files_below(folder, _SKIPPED_FOLDERS.__contains__) if path.suffix == ".py"]
 
 
 class Enwik8(Corpus):
@@ -270,86 +283,87 @@ class Enwik8(Corpus):
 
     def __init__(self, path: Path, sizes: tuple[int, int, int] = (90_000_000, 5_000_000, 5_000_000)) -> None:
         self.total = sum(sizes)
-        if not path.is_file():
-            raise ValueError(f"there is no file {path}")
-        if path.stat().st_size != self.total:
+        if not path.is_file() or path.stat().st_size != self.total:
             raise ValueError(
-                f"{path} has {path.stat().st_size} bytes; enwik8 has {self.total}. Give the unzipped file, "
-                "or use `merit prepare text` for other text"
+                f"{path} is not a file of {self.total} bytes, as enwik8 is. Give the unzipped file, or use "
+                "`merit prepare text` for other text"
             )
         self._path, self._sizes = path, sizes
         self.recipe = {"name": "enwik8", "sha256": hash_file(path), "sizes": list(sizes)}
 
     def _all_pieces(self) -> Iterator[Piece]:
         with self._path.open("rb") as file:
-            for split, left in zip(self.splits, self._sizes, strict=True):
-                for text in cut(io.BytesIO(file.read(left)), PIECE_BYTES):
-                    left -= len(text)
-                    yield Piece(split=split, text=text, ends=left == 0, origin=str(self._path))
-
-
-class Section(NamedTuple):
-    """The first documents of one split on the hub, and which of them are for validation."""
-
-    hub_split: str
-    num_documents: int
-    is_validation: Callable[[int], bool]
+            for split, size in zip(self.splits, self._sizes, strict=True):
+                for text, ends in cut([file.read(size)], PIECE_BYTES):
+                    yield Piece(split=split, text=text, ends=ends, origin=str(self._path))
 
 
 class Hub(Corpus):
-    """Documents of some sections of a dataset on the hub, streamed one section after the other.
+    """The first documents of some splits of a dataset on the hub, streamed one split after the other.
 
     The datasets library keeps the position, so that after an interruption only the current file is
     downloaded again.
+
+    Args:
+        name: of the corpus.
+        dataset: where it is, as arguments of datasets.load_dataset.
+        num_documents: how many to take of each of its splits.
+        is_validation: whether a document is for validation, by the split and its number there.
     """
 
     unit = "documents"
+    begin = (0, 0, None)
 
     def __init__(
         self,
         name: str,
-        counts: Mapping[str, Any],
         dataset: Mapping[str, Any],
-        sections: list[Section],
-        load: Load | None,
+        num_documents: Mapping[str, int],
+        is_validation: Callable[[str, int], bool],
     ) -> None:
-        for section in sections:
-            check_at_least(f"the number of {section.hub_split} documents", section.num_documents, 1)
-        self.recipe = {"name": name, **counts, "dataset": dataset}
-        self.total = sum(section.num_documents for section in sections)
-        self._dataset, self._sections = dataset, sections
-        self._load = load or _hub_loader(name)
-        self._place: tuple[int, int, Any] = (0, 0, None)
+        for split, num in num_documents.items():
+            check_at_least(f"the number of {split} documents", num, 1)
+        try:
+            import datasets  # type: ignore[import-untyped]
+        except ImportError as error:
+            raise ImportError(
+                f"{name} needs the package datasets, which is not installed: pip install 'merit-optim[eval]'"
+            ) from error
+        self._load: Callable[..., Any] = datasets.load_dataset
+        self.recipe = {"name": name, "dataset": dataset, "num_documents": num_documents}
+        self.total = sum(num_documents.values())
+        self._dataset, self._num_documents, self._is_validation = dataset, num_documents, is_validation
+        self._place: tuple[int, int, Any] = self.begin
 
-    def state(self) -> dict[str, Any]:
-        """Return the section, the number of its documents yielded, and the library's position in it."""
-        section, num_documents, stream = self._place
-        return {"section": section, "documents": num_documents, "stream": stream and stream.state_dict()}
+    def position(self) -> tuple[int, int, Any]:
+        """Return the number of the split, that of its documents yielded, and the library's position in it."""
+        number, done, stream = self._place
+        return number, done, stream and stream.state_dict()
 
-    def pieces(self, state: Any = None) -> Iterator[Piece]:
-        """Yield all documents, or those after a state."""
-        first, done, position = (
-            (state["section"], state["documents"], state["stream"]) if state else (0, 0, 0)
-        )
-        for number, (hub_split, wanted, is_validation) in enumerate(self._sections[first:], first):
-            stream = self._load(**self._dataset, split=hub_split, streaming=True)
-            if position:
-                stream.load_state_dict(position)
+    def pieces(self, position: Any) -> Iterator[Piece]:
+        """Yield the documents after a position."""
+        first, done, state = position
+        for number, (split, wanted) in enumerate(self._num_documents.items()):
+            if number < first:
+                continue
+            stream = self._load(**self._dataset, split=split, streaming=True)
+            if state is not None:
+                stream.load_state_dict(state)
             for row in itertools.islice(stream, wanted - done):
-                origin = f"{self.recipe['name']}, {hub_split} document {done}"
-                split = "val" if is_validation(done) else "train"
+                origin = f"{self.recipe['name']}, {split} document {done}"
+                side = "val" if self._is_validation(split, done) else "train"
                 done += 1
                 self._place = (number, done, stream)
-                yield Piece(split=split, text=row["text"].encode(), ends=True, origin=origin)
+                yield Piece(split=side, text=row["text"].encode(), ends=True, origin=origin)
             if done != wanted:
                 raise ValueError(
-                    f"{self.recipe['name']}: {hub_split} ended after {done} documents; {wanted} were "
-                    "expected: request fewer, or the hub's copy has changed"
+                    f"{self.recipe['name']}: {split} ended after {done} documents; {wanted} were expected: "
+                    "request fewer, or the hub's copy has changed"
                 )
-            done, position = 0, None
+            done, state = 0, None
 
 
-def openwebtext(num_documents: int | None, load: Load | None = None) -> Hub:
+def openwebtext(num_documents: int | None) -> Hub:
     """Return OpenWebText with nanoGPT's validation documents.
 
     nanoGPT permutes all documents and uses the first 0.05% of them for validation. The same permutation is
@@ -364,33 +378,18 @@ def openwebtext(num_documents: int | None, load: Load | None = None) -> Hub:
             f"the first {num_documents} documents of OpenWebText include none of nanoGPT's validation set: "
             f"request more than {min(validation)}"
         )
-    section = Section("train", num_documents, validation.__contains__)
-    counts = {"num_documents": num_documents, "validation": "as nanoGPT"}
-    return Hub("openwebtext", counts, {"path": "Skylion007/openwebtext"}, [section], load)
+    dataset = {"path": "Skylion007/openwebtext"}
+    return Hub("openwebtext", dataset, {"train": num_documents}, lambda _, number: number in validation)
 
 
-def c4(train_documents: int, validation_documents: int, load: Load | None = None) -> Hub:
+def c4(train_documents: int, validation_documents: int) -> Hub:
     """Return the first documents of English C4's training and validation sets."""
-    sections = [
-        Section("validation", validation_documents, lambda _: True),
-        Section("train", train_documents, lambda _: False),
-    ]
-    counts = {"train_documents": train_documents, "validation_documents": validation_documents}
-    return Hub("c4", counts, {"path": "allenai/c4", "name": "en"}, sections, load)
+    num_documents = {"validation": validation_documents, "train": train_documents}
+    dataset = {"path": "allenai/c4", "name": "en"}
+    return Hub("c4", dataset, num_documents, lambda split, _: split == "validation")
 
 
 def nanogpt_validation(num_documents: int) -> frozenset[int]:
     """Return the documents in nanoGPT's validation set, out of ``num_documents``."""
     permuted = np.random.default_rng(_NANOGPT_SEED).permutation(num_documents)
     return frozenset(permuted[: math.ceil(_NANOGPT_SHARE * num_documents)].tolist())
-
-
-def _hub_loader(name: str) -> Load:
-    try:
-        datasets = import_module("datasets")
-    except ImportError as error:
-        raise ImportError(
-            f"{name} needs the package datasets, which is not installed: pip install 'merit-optim[eval]'"
-        ) from error
-    load: Load = datasets.load_dataset
-    return load

@@ -13,51 +13,50 @@ from merit_lab.data.batches import Batches
 _AHEAD = 1 << 13  # starts of sequences that are computed and copied at a time
 
 
-class DeviceBatches:
-    """The sequences of a `Batches` on a device, bit for bit.
+def micro_batches(
+    batches: Batches, device: torch.device, *, steps: range, rows: Sequence[tuple[int, int]], keep: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and targets of some steps on a device: the sequences of `Batches`, bit for bit.
 
-    Nothing waits for the device. With ``keep`` the sequences are gathered there from a copy of all tokens,
-    made once for a file and a device (see `TokenFile.on`); the host computes where those of many steps start.
-    Without, for files that do not fit, the host gathers them and copies them over.
+    Nothing waits for the device.
+
+    Args:
+        batches: the sequences.
+        device: where they go.
+        steps: the steps, in order.
+        rows: (begin, end) of each micro-batch in the batch of a step.
+        keep: gather the sequences from a copy of all tokens there (see `TokenFile.on`), and let the host only
+            compute where those of many steps start. Otherwise, for files that do not fit, the host gathers
+            them and copies them over.
     """
+    for sequences in (_gathered_there if keep else _gathered_here)(batches, device, steps, rows):
+        yield sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
 
-    def __init__(self, batches: Batches, device: torch.device | str, *, keep: bool = True) -> None:
-        self._batches = batches
-        self._device = torch.empty(0, device=device).device  # adds the index of the current GPU to "cuda"
-        self._tokens = batches.tokens.on(self._device) if keep else None
-        self._offsets = torch.arange(batches.context + 1, device=self._device)
-        self._num_steps = max(1, _AHEAD // batches.batch)
-        self._first, self._starts = -1, torch.empty(0)
 
-    def sequences(self, step: int, begin: int = 0, end: int | None = None) -> Tensor:
-        """Return rows ``begin`` to ``end`` of a step's batch: int64, (end - begin, context + 1)."""
-        if self._tokens is None:
-            return self._sent(torch.from_numpy(self._batches.sequences(step, begin, end)))
-        end = self._batches.check_rows(step, begin, end)
-        places = self._starts_of(step)[begin:end, None] + self._offsets
-        # The tokens are kept as signed integers of their size, which every device can index.
-        return self._tokens[places].long() & (1 << 8 * self._tokens.element_size()) - 1
-
-    def micro_batches(
-        self, *, rows: Sequence[tuple[int, int]], first_step: int, num_steps: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (inputs, targets) of one rank, step by step; ``rows`` is (begin, end) of each micro-batch."""
-        for step in range(first_step, first_step + num_steps):
+def _gathered_there(
+    batches: Batches, device: torch.device, steps: range, rows: Sequence[tuple[int, int]]
+) -> Iterator[Tensor]:
+    tokens = batches.tokens.on(device)
+    unsigned = (1 << 8 * tokens.element_size()) - 1  # they are kept as signed integers of their size
+    offsets = torch.arange(batches.context + 1, device=device)
+    at_a_time = max(1, _AHEAD // batches.batch)
+    for first in steps[::at_a_time]:
+        last = min(first + at_a_time, steps.stop)
+        numbers = np.arange(first * batches.batch, last * batches.batch, dtype=np.int64)
+        starts = _sent(torch.from_numpy(batches.starts(numbers)), device)
+        for of_step in starts.split(batches.batch):
             for begin, end in rows:
-                sequences = self.sequences(step, begin, end)
-                yield sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
+                yield tokens[of_step[begin:end, None] + offsets].long() & unsigned
 
-    def _starts_of(self, step: int) -> Tensor:
-        first = step - step % self._num_steps
-        if first != self._first:
-            batch = self._batches.batch
-            rows = np.arange(first * batch, (first + self._num_steps) * batch, dtype=np.int64)
-            starts = torch.from_numpy(self._batches.starts(rows)).view(self._num_steps, batch)
-            self._first, self._starts = first, self._sent(starts)
-        return self._starts[step - first]
 
-    def _sent(self, values: Tensor) -> Tensor:
-        """Return values on the device, without waiting for it."""
-        if self._device.type == "cuda":
-            values = values.pin_memory()
-        return values.to(self._device, non_blocking=True)
+def _gathered_here(
+    batches: Batches, device: torch.device, steps: range, rows: Sequence[tuple[int, int]]
+) -> Iterator[Tensor]:
+    for step in steps:
+        for begin, end in rows:
+            yield _sent(torch.from_numpy(batches.sequences(step, begin, end)), device)
+
+
+def _sent(values: Tensor, device: torch.device) -> Tensor:
+    """Return values on a device, without waiting for it."""
+    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import itertools
 import json
 import lzma
@@ -18,16 +17,11 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsRead
+from typing import Any, BinaryIO, cast
 
 PIECE_BYTES = 1 << 16  # documents are cut into pieces of about this size
 _ROWS = 256  # of a Parquet file, read at a time
-_LINE = 1 << 16  # bytes of a very long line, read at a time
 _BEGINNING = 512  # bytes by which a format is checked
 
 _KINDS = {
@@ -58,6 +52,7 @@ _COMPRESSIONS: dict[str, Callable[[Path], Any]] = {
 # PDF, RTF, zstd, and UTF-16 by its mark; anything with control characters: what is packed, Parquet, office
 # documents, UTF-16.
 _NOT_TEXT = rb"%PDF-|\{\\rtf|\x28\xb5\x2f\xfd|\xff\xfe|\xfe\xff|[\s\S]*[\0-\x08\x0e-\x1a\x1c-\x1f]"
+_ONE_OBJECT = "the file must have one JSON object on each line"
 _JSON_LINE = rb'\s*\{\s*"[^"\n]*"\s*:'
 
 # A space or a newline after any character but white space: GPT-2's splitting pattern, which our BPE uses too,
@@ -68,63 +63,49 @@ _CUT = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Where the documents are in a file.
-
-    Args:
-        field: the field of a JSON object, or the column of a Parquet file, that holds the text.
-        separator: the line between the documents of a text file; without it the file is one document.
-    """
-
-    field: str = "text"
-    separator: str | None = None
-
-
-def texts(path: Path, layout: Layout) -> Iterator[tuple[str, bytes, bool]]:
+def texts(path: Path, field: str = "text", separator: str | None = None) -> Iterator[tuple[str, bytes, bool]]:
     """Yield a file's documents in pieces: where it is from, its text, and whether its document ends with it.
 
     A document without text yields nothing.
+
+    Args:
+        path: the file.
+        field: the field of a JSON object, or the column of a Parquet file, that holds the text.
+        separator: the line between the documents of a text file; without it the file is one document.
     """
     kind = _kind(path)
     with _naming_damaged(path), _opened(path) as file:
-        found: Iterator[tuple[str, SupportsRead[bytes]]]
+        found: Iterable[tuple[str, Iterable[bytes]]]
         if kind == "JSON lines":
-            found = _json_lines(path, file, layout.field)
+            found = _json_lines(path, file, field)
         elif kind == "Parquet":
-            found = _parquet_rows(path, layout.field)
-        elif layout.separator is None:
-            found = iter([(str(path), file)])
+            found = _parquet_rows(path, field)
+        elif separator is None:
+            found = [(str(path), iter(lambda: file.read(PIECE_BYTES), b""))]
         else:
-            found = _separated(path, file, layout.separator.encode())
-        for origin, content in found:
-            held = b""
-            for text in cut(content, PIECE_BYTES):
-                if held:
-                    yield origin, held, False
-                held = text
-            if held:
-                yield origin, held, True
+            found = _separated(path, file, separator)
+        for origin, blocks in found:
+            for text, ends in cut(blocks, PIECE_BYTES):
+                yield origin, text, ends
 
 
-def cut(file: SupportsRead[bytes], size: int) -> Iterator[bytes]:
-    """Yield a file in pieces, each cut at the first good place after ``size`` bytes.
+def cut(blocks: Iterable[bytes], size: int) -> Iterator[tuple[bytes, bool]]:
+    """Yield a text in pieces, and whether a piece is the last.
 
-    Tokenizing the pieces one by one gives the tokens of the whole. Without a good place, a piece is as long
-    as it must be.
+    Each is cut at the first good place after ``size`` bytes: tokenizing the pieces one by one gives the
+    tokens of the whole. Without a good place, a piece is as long as it must be.
     """
-    text, begin = b"", 0  # the buffer, and where the next piece begins in it
+    text = bytearray()
     searched = 0  # there is no good place before this; it is not searched again when more is read
-    # Doubling the buffer keeps the time linear if no cut is found for long.
-    while block := file.read(max(size, len(text) - begin)):
-        searched -= begin
-        text, begin = text[begin:] + block, 0
-        while (place := _CUT.search(text, max(begin + size + 1, searched))) is not None:
-            yield text[begin : place.start()]
-            begin = searched = place.start()
+    for block in blocks:
+        text += block
+        while (place := _CUT.search(text, max(size + 1, searched))) is not None:
+            yield bytes(text[: place.start()]), False
+            del text[: place.start()]  # in no time: it only moves the beginning
+            searched = 0
         searched = len(text)
-    if text[begin:]:
-        yield text[begin:]
+    if text:
+        yield bytes(text), True
 
 
 def nearest_cut(text: bytes, wanted: float) -> int | None:
@@ -144,15 +125,17 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     skipped: list[Path] = []
     for path in paths:
         if path.is_dir():
-            num_before = len(selected)
-            for file in sorted(_files_below(path)):
-                is_named = _inner_suffix(file) in _KINDS and file.suffix.lower() != ".json"
-                (selected if is_named else skipped).append(file)
-            if len(selected) == num_before:
+            files = files_below(path, lambda name: name.startswith("."))
+            named = [
+                file for file in files if file.suffix.lower() != ".json" and _inner_suffix(file) in _KINDS
+            ]
+            if not named:
                 raise ValueError(
                     f"{path} has no file whose name ends with one of {NAMES}: name the files explicitly, for "
                     f"example {path}/*"
                 )
+            selected += named
+            skipped += sorted({*files} - {*named})
         elif path.is_file():
             selected.append(path)
         else:
@@ -165,15 +148,19 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 NAMES = f"{', '.join(_KINDS)}, also compressed ({', '.join(_COMPRESSIONS)})"
 
 
+def files_below(folder: Path, is_skipped: Callable[[str], bool]) -> list[Path]:
+    """Return the files below a folder in the order of their paths, but those in or with skipped names."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not is_skipped(name)]
+        found += [Path(parent, name) for name in names if not is_skipped(name)]
+    return sorted(path for path in found if path.is_file())  # not a broken link
+
+
 def has_line(path: Path, separator: str) -> bool:
     """Whether a text file has a separator line; JSON lines and Parquet have documents without."""
-    if _kind(path) != "text":
-        return False
     with _naming_damaged(path), _opened(path) as file:
-        section = _Section(file, separator.encode())
-        while section.read():
-            pass
-        return not section.is_last
+        return _kind(path) == "text" and any(line.strip() == separator.strip().encode() for line in file)
 
 
 def not_utf8(origin: str, text: bytes, error: UnicodeDecodeError) -> ValueError:
@@ -185,95 +172,61 @@ def not_utf8(origin: str, text: bytes, error: UnicodeDecodeError) -> ValueError:
     )
 
 
-def _json_lines(path: Path, file: BinaryIO, field: str) -> Iterator[tuple[str, SupportsRead[bytes]]]:
+def _json_lines(path: Path, file: BinaryIO, field: str) -> Iterator[tuple[str, list[bytes]]]:
     for number, line in enumerate(file, 1):
         origin = f"{path}, line {number},"
         if not line.strip():
             continue
-        wanted = "the file must have one JSON object on each line"
         try:
             value = json.loads(line.decode("utf-8-sig"))
         except UnicodeDecodeError as error:
             raise not_utf8(origin, line, error) from None
-        except ValueError as error:
-            raise ValueError(f"{origin} is not JSON ({error}): {wanted}") from None
-        except RecursionError:
-            raise ValueError(f"{origin} is nested too deep to be read: leave it out") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{origin} cannot be read as JSON ({error}): {_ONE_OBJECT}") from None
         if not isinstance(value, dict):
-            raise ValueError(f"{origin} is {_described(value)}: {wanted}")
+            raise ValueError(f"{origin} is {_described(value)}: {_ONE_OBJECT}")
         if field not in value:
-            raise ValueError(
-                f"{origin} has no field {field!r}, but {_listed(value)}: name the one that holds the text "
-                "with --field"
-            )
-        yield origin, _text(origin, field, value[field])
+            raise _without(field, f"{origin} has no field", value)
+        yield origin, [_text(origin, field, value[field])]
 
 
-def _parquet_rows(path: Path, field: str) -> Iterator[tuple[str, SupportsRead[bytes]]]:
+def _parquet_rows(path: Path, field: str) -> Iterator[tuple[str, list[bytes]]]:
     import polars as pl
 
     try:
         frame = pl.scan_parquet(path.absolute(), glob=False)
         columns = frame.collect_schema().names()
         if field not in columns:
-            raise ValueError(
-                f"{path} has no column {field!r}, but {_listed(columns)}: name the one that holds the text "
-                "with --field"
-            )
+            raise _without(field, f"{path} has no column", columns)
         rows = frame.select(pl.col(field)).collect_batches(chunk_size=_ROWS)
         values = itertools.chain.from_iterable(part[field].to_list() for part in rows)
         for number, value in enumerate(values, 1):
             origin = f"{path}, row {number},"
-            yield origin, _text(origin, field, value)
+            yield origin, [_text(origin, field, value)]
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise OSError(str(error)) from error
 
 
-def _text(origin: str, field: str, value: Any) -> io.BytesIO:
+def _text(origin: str, field: str, value: Any) -> bytes:
     if not isinstance(value, str):
         raise ValueError(
             f"{origin} has {_described(value)} in {field!r}, which must be text: leave that document out, or "
             "name another with --field"
         )
     try:
-        return io.BytesIO(value.encode())
+        return value.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
             f"{origin} has half a character in {field!r}, at {error.start}: {value[error.start]!r}"
         ) from None
 
 
-def _separated(path: Path, file: BinaryIO, separator: bytes) -> Iterator[tuple[str, SupportsRead[bytes]]]:
-    for number in itertools.count(1):
-        section = _Section(file, separator)
-        yield f"{path}, document {number},", section
-        if section.is_last:
-            return
-
-
-class _Section:
-    """A file up to the next separator line or its end."""
-
-    def __init__(self, file: BinaryIO, separator: bytes) -> None:
-        self._file, self._separator = file, separator.strip()
-        self._ended = False
-        self._at_line_start = True
-        self.is_last = False
-
-    def read(self, size: int = _LINE, /) -> bytes:
-        lines: list[bytes] = []
-        num_bytes = 0
-        while num_bytes < size and not self._ended:
-            line = self._file.readline(_LINE)
-            if not line:
-                self._ended = self.is_last = True
-            elif self._at_line_start and line.strip() == self._separator:
-                self._ended = True
-            else:
-                lines.append(line)
-                num_bytes += len(line)
-                self._at_line_start = line.endswith(b"\n")
-        return b"".join(lines)
+def _separated(path: Path, file: BinaryIO, separator: str) -> Iterator[tuple[str, Iterator[bytes]]]:
+    wanted, number = separator.strip().encode(), 0
+    for is_separator, lines in itertools.groupby(file, key=lambda line: line.strip() == wanted):
+        if not is_separator:
+            number += 1
+            yield f"{path}, document {number},", lines
 
 
 def _check_beginning(path: Path) -> None:
@@ -321,19 +274,15 @@ def _inner_suffix(path: Path) -> str:
     return Path(path.stem if path.suffix.lower() in _COMPRESSIONS else path.name).suffix.lower()
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, except hidden ones."""
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (
-            path for name in names if not name.startswith(".") and (path := Path(parent, name)).is_file()
-        )
-
-
 def _described(value: Any) -> str:
     return "nothing" if value is None else f"a value of type {type(value).__name__}"
 
 
-def _listed(names: Iterable[str]) -> str:
+def _without(field: str, place: str, names: Iterable[str]) -> ValueError:
+    """Return an error about a missing field."""
     shown = [repr(name) for name in names]
-    return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more" if len(shown) > 10 else "") or "none"
+    more = f" and {len(shown) - 10} more" if len(shown) > 10 else ""
+    return ValueError(
+        f"{place} {field!r}, but {', '.join(shown[:10]) or 'none'}{more}: name the one that holds the text "
+        "with --field"
+    )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from merit_lab.data.tokens import hash_file
+from merit_lab.data.tokens import TOKENIZER_NAME, hash_file
 
 END_OF_TEXT = "<|endoftext|>"
 NUM_GPT2_TOKENS = 50257
@@ -28,7 +28,7 @@ _GPT2_HASHES = (
     "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
 )
 
-Tokens = NDArray[np.uint8] | NDArray[np.uint32]
+Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 class Bytes:
@@ -122,7 +122,6 @@ class Chosen:
 
         The default of a file's end-of-text token is that of its configuration.
         """
-        path = Path(text)
         match = re.fullmatch(r"bpe-([0-9]+)", text)
         if text in _NAMES or match is not None:
             if match is not None and not 257 <= int(match[1][:9]) <= 1_000_000:
@@ -135,18 +134,12 @@ class Chosen:
                     "chosen; leave it out"
                 )
             return cls(name=text)
-        if not text or not path.exists():
+        path = Path(text, TOKENIZER_NAME) if Path(text).is_dir() else Path(text)
+        if not text or not path.is_file():
             raise ValueError(
-                f"the tokenizer is {text!r}; it must be 'bytes', 'gpt2', 'bpe-N' for a BPE of N entries that "
-                "is trained on the corpus, for example 'bpe-4096', or the path of a tokenizer.json or its "
-                "folder"
-            )
-        if path.is_dir():
-            path /= "tokenizer.json"
-        if not path.is_file():
-            raise ValueError(
-                f"{path} is missing: write it with the tokenizers library, or with transformers' "
-                "save_pretrained of a fast tokenizer"
+                f"the tokenizer is {text!r}, but {path} is no file; it must be 'bytes', 'gpt2', 'bpe-N' "
+                "for a BPE of N entries that is trained on the corpus, as in bpe-4096, or the path of a "
+                "tokenizer.json or its folder, as save_pretrained of a fast tokenizer writes it"
             )
         token = end_of_text or _configured_end(path) or END_OF_TEXT
         if read_tokenizer(path).token_to_id(token) is None:
@@ -156,26 +149,21 @@ class Chosen:
             )
         return cls(name=file_name(path), path=path, end_of_text=token)
 
-    @property
-    def size(self) -> int:
-        """The number of entries; of a BPE to be trained, the most that it may have."""
-        if self.path is not None:
-            return FromFile(self.path, self.end_of_text).vocab_size
-        sizes = {"bytes": 256, "gpt2": NUM_GPT2_TOKENS}
-        return sizes[self.name] if self.name in sizes else int(self.name.removeprefix("bpe-"))
-
 
 def file_name(path: Path) -> str:
     """Return the name of a tokenizer.json in the index of its data."""
     return f"file-{hash_file(path)[:16]}"
 
 
-def read_tokenizer(path: Path) -> Any:
-    """Read a tokenizers.Tokenizer from a tokenizer.json, without truncation and padding."""
+def read_tokenizer(path: Path, content: bytes | None = None) -> Any:
+    """Return the tokenizers.Tokenizer of a tokenizer.json, without truncation and padding.
+
+    Its content is read, if it is not given.
+    """
     import tokenizers
 
     try:
-        library = tokenizers.Tokenizer.from_file(str(path))
+        library = tokenizers.Tokenizer.from_buffer(path.read_bytes() if content is None else content)
     except Exception as error:  # the library raises nothing more specific
         raise ValueError(f"{path} is not a tokenizer.json of the tokenizers library ({error})") from error
     library.no_truncation()
@@ -184,26 +172,23 @@ def read_tokenizer(path: Path) -> Any:
 
 
 def _configured_end(path: Path) -> str | None:
-    """Return the end-of-text token from the files that transformers writes next to a tokenizer.json."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        try:
-            token = json.loads(path.with_name(name).read_bytes()).get("eos_token")
-        except (OSError, ValueError, AttributeError, RecursionError):
-            continue
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            return token
-    return None
+    """Return the end-of-text token from the file that transformers writes next to a tokenizer.json."""
+    try:
+        token = json.loads(path.with_name("tokenizer_config.json").read_bytes()).get("eos_token")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
 
 
 class FromFile:
-    """A tokenizer from a tokenizer.json, trained here or elsewhere, by the tokenizers library."""
+    """The tokenizer of a tokenizer.json, trained here or elsewhere, by the tokenizers library."""
 
-    def __init__(self, path: Path, end_of_text: str = END_OF_TEXT) -> None:
-        self._tokenizer = read_tokenizer(path)
+    def __init__(self, library: Any, end_of_text: str = END_OF_TEXT) -> None:
+        self._tokenizer = library
         self._tokenizer.encode_special_tokens = True
-        self.vocab_size: int = max(self._tokenizer.get_vocab().values()) + 1  # some ids may have no token
-        self.end_of_text: int | None = self._tokenizer.token_to_id(end_of_text)
+        self.vocab_size: int = max(library.get_vocab().values()) + 1  # some ids may have no token
+        self.end_of_text: int | None = library.token_to_id(end_of_text)
 
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
         """Return the tokens of UTF-8 texts."""

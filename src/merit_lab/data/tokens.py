@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     import torch
 
 INDEX_NAME = "dataset.json"
-_FORMAT, _VERSION = "merit-optim tokens", 2
+TOKENIZER_NAME = "tokenizer.json"
+_FORMAT = "merit-optim tokens 3"
 _FILES = ("train.bin", "val.bin")
-_BLOCK = 1 << 24  # tokens checked at a time: 32 or 64 MB
+_AGAIN = "prepare the data again with --overwrite"
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 12  # read to detect changes
 
 # Token files of other programs that would open without an error and be read as nonsense.
@@ -34,11 +35,11 @@ _FOREIGN_BEGINNINGS = {
 class FileEntry:
     """One token file: its length, the amount of text, its hash, and the hash of a sample of its bytes."""
 
-    num_tokens: int
-    num_text_bytes: int
-    num_documents: int
-    sha256: str
-    sample_sha256: str
+    num_tokens: int = 0
+    num_text_bytes: int = 0
+    num_documents: int = 0
+    sha256: str = hashlib.sha256().hexdigest()
+    sample_sha256: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,24 +47,38 @@ class Index:
     """The content of dataset.json, which detects wrong or truncated files.
 
     ``recipe`` determines the files: corpus, tokenizer, share of validation text. Two folders with the same
-    recipe hold the same bytes. ``fingerprint`` identifies the data, independent of names and folders.
+    recipe hold the same bytes. ``position`` is where the corpus continues if the files are not complete.
     """
 
     format: str = _FORMAT
-    version: int = _VERSION
-    fingerprint: str
-    tokenizer: str
+    recipe: dict[str, Any]
+    tokenizer_sha256: str | None
     vocab_size: int
     end_of_text: int | None
     dtype: Literal["uint16", "uint32"]
-    recipe: dict[str, Any]
     files: dict[str, FileEntry]
+    position: Any
 
-    def to_json(self) -> bytes:
+    @property
+    def tokenizer(self) -> str:
+        """The tokenizer's name."""
+        return str(self.recipe["tokenizer"])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all text is in the files."""
+        return self.position is None
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash that identifies the data, independent of names and folders."""
+        return fingerprint(*(self.files[name].sha256 for name in _FILES))
+
+    def to_json(self) -> str:
         """Return the content of dataset.json."""
         content = asdict(self)
         content["crc32"] = _crc32(content)
-        return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Index:
@@ -72,16 +87,14 @@ class Index:
             content = decode(path.read_bytes())
             checksum = content.pop("crc32", None) if isinstance(content, dict) else None
             index = build(cls, content)
-            if (index.format, index.version) != (_FORMAT, _VERSION):
-                raise ValueError(f"its format is {index.format!r}, version {index.version}")
-            if index.fingerprint != fingerprint(*(index.files[name].sha256 for name in _FILES)):
-                raise ValueError("its fingerprint does not match its hashes")
+            if index.format != _FORMAT:
+                raise ValueError(f"its format is {index.format!r}")
             if checksum != _crc32(content):
                 raise ValueError("it does not match its checksum")
-        except (KeyError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(
-                f"{path} is damaged, or not of this version of `merit prepare` ({error}): prepare the data "
-                "again; to use the token files beside it as they are, remove or rename it"
+                f"{path} is damaged, or not of this version of `merit prepare` ({error}): {_AGAIN}; to use "
+                "the token files beside it as they are, remove or rename it"
             ) from error
         return index
 
@@ -101,78 +114,63 @@ class TokenFile:
 
     path: Path
     tokens: np.ndarray
-    _copies: dict[torch.device, torch.Tensor] = field(default_factory=dict, repr=False)
+    _on_devices: dict[torch.device, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, path: Path | str, dtype: str = "uint16", num_tokens: int | None = None) -> TokenFile:
-        """Map a file. Raise ValueError if it is missing, empty, truncated or of another format.
+    def open(cls, path: Path, dtype: str = "uint16", entry: FileEntry | None = None) -> TokenFile:
+        """Map a file. Raise ValueError if it is missing, empty, or not what its index says.
 
-        ``num_tokens`` is the expected number, if known.
+        Without an index, its length and its beginning must be those of a file of tokens.
         """
-        path = Path(path)
         if not path.is_file():
             raise ValueError(f"{path} is missing; `merit prepare` writes it")
-        size = path.stat().st_size
-        item = np.dtype(dtype).itemsize
-        if size == 0:
-            raise ValueError(f"{path} is empty; prepare the data again with more text")
-        if num_tokens is not None and size != num_tokens * item:
+        size, item = path.stat().st_size, np.dtype(dtype).itemsize
+        if entry is not None and (size, hash_sample(path)) != (entry.num_tokens * item, entry.sample_sha256):
             raise ValueError(
-                f"{path} has {size} bytes, but {num_tokens} tokens of {dtype} are {num_tokens * item}: it "
-                "was truncated or replaced; prepare the data again"
+                f"{path} was changed or damaged after it was prepared: it does not match {INDEX_NAME}. "
+                f"Restore the old file, or {_AGAIN}"
             )
-        if size % item:
+        if size == 0 or size % item:
             raise ValueError(
-                f"{path} has {size} bytes, which is not a multiple of {item}: it was truncated, or it is not "
-                f"a file of {dtype} tokens"
+                f"{path} has {size} bytes, which are no tokens of {dtype}: it is empty, was truncated, or is "
+                "another kind of file"
             )
         with path.open("rb") as file:
             beginning = file.read(8)
         for signature, meaning in _FOREIGN_BEGINNINGS.items():
             if beginning.startswith(signature):
                 raise ValueError(f"{path} is not a plain file of tokens but {meaning}")
-        mapped = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
-        return cls(path, mapped)
+        return cls(path, np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r"))
 
     @property
     def num_tokens(self) -> int:
         """The number of tokens in the file."""
         return len(self.tokens)
 
-    def on(self, device: torch.device | str) -> torch.Tensor:
+    def on(self, device: torch.device) -> torch.Tensor:
         """Return all tokens on a device, copied once: signed integers of the size and bits of the file's."""
         import torch
 
-        device = torch.empty(0, device=device).device  # adds the index of the current GPU to "cuda"
-        if device not in self._copies:
-            signed = np.asarray(self.tokens).view(f"<i{self.tokens.itemsize}")
-            copy = torch.empty(self.num_tokens, dtype=getattr(torch, signed.dtype.name), device=device)
-            for begin in range(0, self.num_tokens, _BLOCK):
-                copy[begin : begin + _BLOCK] = torch.from_numpy(signed[begin : begin + _BLOCK].copy())
-            self._copies[device] = copy
-        return self._copies[device]
+        if device not in self._on_devices:
+            dtype = torch.int16 if self.tokens.itemsize == 2 else torch.int32
+            mapped = torch.from_file(str(self.path), size=self.num_tokens, dtype=dtype)
+            self._on_devices[device] = mapped.to(device)
+        return self._on_devices[device]
 
     def check(self, vocab_size: int) -> None:
         """Raise ValueError if a token is outside the vocabulary."""
-        if vocab_size <= np.iinfo(self.tokens.dtype).max and self._largest[0] >= vocab_size:
+        if vocab_size > np.iinfo(self.tokens.dtype).max:
+            return
+        if (largest := self.tokens[self._place_of_largest]) >= vocab_size:
             raise ValueError(
-                f"{self.path}: token {self._largest[1]} is {self._largest[0]}, but the vocabulary has "
+                f"{self.path}: token {self._place_of_largest} is {largest}, but the vocabulary has "
                 f"{vocab_size} entries; the file belongs to another tokenizer, has another dtype than "
                 f"{self.tokens.dtype}, or is damaged"
             )
 
     @cached_property
-    def _largest(self) -> tuple[int, int]:
-        """The largest token and where it is first, computed once."""
-        blocks = range(0, self.num_tokens, _BLOCK)
-        places = [begin + int(self.tokens[begin : begin + _BLOCK].argmax()) for begin in blocks]
-        place = max(places, key=lambda place: int(self.tokens[place]))
-        return int(self.tokens[place]), place
-
-    @cached_property
-    def sha256(self) -> str:
-        """The hash of the file, computed once."""
-        return hash_file(self.path)
+    def _place_of_largest(self) -> int:
+        return int(self.tokens.argmax())
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,20 +200,13 @@ class Dataset:
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}; create it with `merit prepare`")
         path = folder / INDEX_NAME
-        index = Index.read(path) if path.is_file() else None
-        if index is None:
+        if not path.is_file():
             train, validation = (TokenFile.open(folder / name) for name in _FILES)
-        else:
-            train, validation = (
-                TokenFile.open(folder / name, index.dtype, index.files[name].num_tokens) for name in _FILES
-            )
-            for file in (train, validation):
-                recorded = index.files[file.path.name].sample_sha256
-                if hash_sample(file.path) != recorded:
-                    raise ValueError(
-                        f"{file.path} was changed or damaged after it was prepared: its bytes do not match "
-                        f"the hash in {INDEX_NAME}. Restore the old file, or prepare the data again"
-                    )
+            return cls(folder, train, validation, index=None)
+        index = Index.read(path)
+        if not index.is_complete:
+            raise ValueError(f"{folder} is not complete: the command that prepares it continues")
+        train, validation = (TokenFile.open(folder / name, index.dtype, index.files[name]) for name in _FILES)
         return cls(folder, train, validation, index)
 
     @property
@@ -246,19 +237,25 @@ class Dataset:
         """A hash that identifies the data: from the index, or without one by reading both files."""
         if self.index is not None:
             return self.index.fingerprint
-        return fingerprint(self.train.sha256, self.validation.sha256)
+        return fingerprint(hash_file(self.train.path), hash_file(self.validation.path))
 
-    def verify(self) -> None:
-        """Read every file of the index. Raise ValueError if its hash does not match."""
+    def verify(self) -> Index:
+        """Read every file of the index, and return it. Raise ValueError if a hash does not match."""
         if self.index is None:
             raise ValueError(f"{self.folder} has no {INDEX_NAME}, so there is nothing to compare with")
-        for name, entry in self.index.files.items():
-            actual = TokenFile.open(self.folder / name, self.index.dtype, entry.num_tokens).sha256
-            if actual != entry.sha256:
+        expected = {name: entry.sha256 for name, entry in self.index.files.items()}
+        if self.index.tokenizer_sha256 is not None:
+            expected[TOKENIZER_NAME] = self.index.tokenizer_sha256
+        for name, sha256 in expected.items():
+            path = self.folder / name
+            if not path.is_file():
+                raise ValueError(f"{path} is missing; {_AGAIN}")
+            if (actual := hash_file(path)) != sha256:
                 raise ValueError(
-                    f"{self.folder / name} has the sha256 {actual}, but {INDEX_NAME} says {entry.sha256}: it "
-                    "was changed or damaged; prepare the data again"
+                    f"{path} has the sha256 {actual}, but {INDEX_NAME} says {sha256}: it was changed or "
+                    f"damaged; {_AGAIN}"
                 )
+        return self.index
 
 
 def hash_file(path: Path) -> str:

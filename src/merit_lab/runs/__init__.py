@@ -1,5 +1,6 @@
 """Run directories, and files of kept runs. Only this package reads and writes them."""
 
+from merit_lab import durable
 from merit_lab.runs.environment import differences, environment
 from merit_lab.runs.journal import Journal, NotWritten, import_wandb
 from merit_lab.runs.lock import RunInUse, is_locked, lock
@@ -29,6 +30,7 @@ __all__ = [
     "RunInUse",
     "Status",
     "differences",
+    "durable",
     "environment",
     "holds_run",
     "import_wandb",

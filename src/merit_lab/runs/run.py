@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
+from merit_lab import durable
 from merit_lab.json_values import convert, encode, read_object
-from merit_lab.runs import durable
 from merit_lab.runs.find import archive_of
 from merit_lab.runs.lock import is_locked
 from merit_lab.runs.metrics import read_metrics

@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from merit_lab.data import Batches, validation_sequences
-from merit_lab.data.device import DeviceBatches
+from merit_lab.data.device import micro_batches
 from merit_lab.models.base import Observe
 from merit_lab.runs import NotWritten, Run
 from merit_lab.train import checkpoint
@@ -228,9 +227,12 @@ class Trainer:
 
     def micro_batches(self) -> contextlib.AbstractContextManager[Iterator[MicroBatch]]:
         """Return this rank's micro-batches, from the current step on; from tokens on the device, if kept."""
-        wanted: Any = {"rows": self.rows, "first_step": self.step, "num_steps": self.steps - self.step}
-        batches = DeviceBatches(self.batches, self.ranks.device, keep=self.keeps_tokens)
-        return contextlib.nullcontext(batches.micro_batches(**wanted))
+        steps = range(self.step, self.steps)
+        return contextlib.nullcontext(
+            micro_batches(
+                self.batches, self.ranks.device, steps=steps, rows=self.rows, keep=self.keeps_tokens
+            )
+        )
 
     # --- measurements ------------------------------------------------------------------------------------
 

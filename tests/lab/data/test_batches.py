@@ -108,15 +108,10 @@ def test_what_cannot_be_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r"has 10 tokens; one sequence of context 10 needs 11"):
             refused()
-    source = Batches(tokens, context=4, batch=8, seed=0)
     for message, refused in {
         "context is 0": lambda: Batches(tokens, context=0, batch=1, seed=0),
         "batch is 0": lambda: Batches(tokens, context=1, batch=0, seed=0),
         "limit is 0": lambda: validation_sequences(tokens, 4, 0),
-        "step is -1": lambda: source.sequences(-1),
-        "begin is -1 .* rows 0 to 8": lambda: source.sequences(0, -1, 2),
-        "begin is 3 and end is 2": lambda: source.sequences(0, 3, 2),
-        "end is 9": lambda: source.sequences(0, 0, 9),
     }.items():
         with pytest.raises(ValueError, match=message):
             refused()
@@ -142,12 +137,12 @@ def test_few_validation_sequences_are_refused_with_the_way_out() -> None:
         check_validation_size(file_of(64 * 10), 10)
 
 
-@given(length=st.integers(1, 3000), key=st.text(max_size=10))
+@given(length=st.integers(1, 1000), key=st.text(max_size=10))
 def test_an_order_has_every_number_once(length: int, key: str) -> None:
     assert np.array_equal(np.sort(Order(length, key)(np.arange(length))), np.arange(length))
 
 
-@pytest.mark.parametrize("length", [2, 3, 5, 16, 17, 50])
+@pytest.mark.parametrize("length", [2, 5, 17])
 def test_an_order_is_uniform(length: int) -> None:
     """Over many keys each number is at each position equally often (chi-square, 6 sigma)."""
     num_keys = 1000

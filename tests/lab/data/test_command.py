@@ -72,11 +72,11 @@ def test_it_says_how_many_validation_sequences_there_are(
 
 
 def test_the_embedded_corpus_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one more package installed it would differ; existing data is kept."""
+    """With one more package installed it would differ; complete data is kept."""
+    assert command.make("demo", tmp_path) == 0
     calls = []
     monkeypatch.setattr(command, "main", lambda argv: calls.append(argv) or 3)
+    assert command.make("embedded", tmp_path) == 0
+    (tmp_path / INDEX_NAME).write_text("{}")
     assert command.make("embedded", tmp_path, "bpe-300") == 3
     assert calls == [["embedded", "--tokenizer", "bpe-300", "--out", str(tmp_path)]]
-    (tmp_path / INDEX_NAME).write_text("{}")
-    assert command.make("embedded", tmp_path) == 0
-    assert len(calls) == 1

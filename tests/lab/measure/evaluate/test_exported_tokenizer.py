@@ -14,7 +14,7 @@ from run_cases import TINY, make_run
 from merit_lab.data import Dataset
 from merit_lab.data.corpora import text_files
 from merit_lab.data.prepare import prepare
-from merit_lab.data.tokenizer import END_OF_TEXT, Bytes, FromFile, Gpt2, train_bpe
+from merit_lab.data.tokenizer import END_OF_TEXT, Bytes, FromFile, Gpt2, read_tokenizer, train_bpe
 from merit_lab.measure.evaluate.tokenizer import ExportedTokenizer, tokenizer_of
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra eval)")
@@ -90,7 +90,7 @@ def test_a_trained_bpe_gives_the_ids_in_the_files(prepared, tmp_path) -> None:
                 assert tokenizer(text[:1000])["input_ids"][:200] == ids[:200]
                 num_compared += 1
     assert num_compared >= 3
-    encoder = FromFile(prepared / "tokenizer.json")
+    encoder = FromFile(read_tokenizer(prepared / "tokenizer.json"))
     for text in HARD_TEXTS:
         assert tokenizer(text)["input_ids"] == encoder.encode([text.encode()])[0].tolist(), text
 
@@ -116,7 +116,7 @@ def test_an_external_tokenizer_is_exported_with_its_end_token(tmp_path) -> None:
         assert (exported.name, exported.prefix) == (index.tokenizer, index.end_of_text)
         tokenizer = opened(exported, tmp_path / f"exported-{number}")
         assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("</s>", index.end_of_text)
-        encoder = FromFile(theirs, "</s>")
+        encoder = FromFile(read_tokenizer(theirs), "</s>")
         for text in [*HARD_TEXTS, "a</s>b"]:
             assert tokenizer(text)["input_ids"] == encoder.encode([text.encode()])[0].tolist(), text
     for path in (theirs, data / "tokenizer.json"):
