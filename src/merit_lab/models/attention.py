@@ -23,12 +23,10 @@ def choose(kind: AttentionKind, device: torch.device, head_width: int) -> Attent
     "auto" does not depend on what is observed: observing a step must not change it. flex returns the largest
     logits at almost no cost, but only if it is compiled.
     """
-    if kind == "auto":
-        flexible = (
-            device.type == "cuda" and head_width >= SMALLEST_FLEX_HEAD and torch.compiler.is_compiling()
-        )
-        return "flex" if flexible else "sdpa"
-    return kind
+    if kind != "auto":
+        return kind
+    flexible = device.type == "cuda" and head_width >= SMALLEST_FLEX_HEAD and torch.compiler.is_compiling()
+    return "flex" if flexible else "sdpa"
 
 
 def causal_block_mask(length: int, device: torch.device) -> BlockMask:

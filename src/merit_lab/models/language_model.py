@@ -77,7 +77,7 @@ class LanguageModel(Model):
         of_sequences: bool = False,
     ) -> Output:
         """See :meth:`Model.forward`."""
-        check_inputs(self.config, tokens, targets, observe)
+        check_inputs(self.config, tokens)
         length, device = tokens.shape[1], tokens.device
         kind = choose(self.config.attention, device, self.config.head_width)
         block_mask = causal_block_mask(length, device) if kind == "flex" else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from merit_lab.checks import check_choice, check_size
-from merit_lab.models.config import LONGEST_CONTEXT, MOST_LAYERS, ModelConfig
+from merit_lab.models.config import LONGEST_CONTEXT, ModelConfig
 from merit_optim.spelling import did_you_mean, nearest
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class HuggingFaceConfig:
     Example:
         >>> sizes = {"n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 256, "n_positions": 128}
         >>> config = HuggingFaceConfig(settings={"model_type": "gpt2", **sizes}, context=64)
-        >>> config.family, config.layers, config.width, config.head_width, config.vocab_size
-        ('gpt2', 2, 64, 16, 256)
+        >>> config.family, config.layers, config.attention_width, config.vocab_size
+        ('gpt2', 2, 64, 256)
     """
 
     settings: Mapping[str, Any] = field(hash=False, metadata={"option": False})
@@ -107,21 +107,13 @@ class HuggingFaceConfig:
         return int(self._text.num_hidden_layers)
 
     @property
-    def width(self) -> int:
-        """Width of the residual stream."""
-        return int(self._text.hidden_size)
-
-    @property
-    def head_width(self) -> int:
-        """Width of one attention head."""
-        return int(getattr(self._text, "head_dim", None) or self.width // self._text.num_attention_heads)
-
-    @property
     def attention_width(self) -> int | None:
         """Width of all heads together; None for a model that has none, or whose layers differ in it."""
         heads = getattr(self._text, "num_attention_heads", None)
         try:
-            return int(heads) * self.head_width if heads else None
+            return heads and heads * (
+                getattr(self._text, "head_dim", None) or self._text.hidden_size // heads
+            )
         except RuntimeError:  # transformers': the value differs by layer
             return None
 
@@ -242,9 +234,6 @@ def _made(settings: Mapping[str, Any]) -> Any:
             f"model_type is {family!r}, which this version of transformers does not know{hint} Code that "
             "comes with a config.json is not run; use a newer version, or another model."
         )
-    name = known[family].attribute_map.get("num_hidden_layers", "num_hidden_layers")
-    if isinstance(layers := settings.get(name), int):  # before some configurations make a list of layers
-        check_size(name, layers, MOST_LAYERS)
     try:
         return known[family].from_dict(_with_infinities(dict(settings)))
     except Exception as error:  # checks of the library raise errors of many kinds

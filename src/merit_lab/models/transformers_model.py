@@ -42,7 +42,7 @@ class HuggingFaceModel(Model):
         of_sequences: bool = False,
     ) -> Output:
         """See :meth:`Model.forward`."""
-        check_inputs(self.config, tokens, targets, observe)
+        check_inputs(self.config, tokens)
         if not observe:
             return Output(*self._compute(tokens, targets, of_sequences), None)
         with self._monitors[observe is True] as monitor:

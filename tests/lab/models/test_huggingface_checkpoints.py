@@ -61,6 +61,3 @@ def test_an_export_cut_short_does_not_pass_for_a_checkpoint(tmp_path, monkeypatc
     assert (tmp_path / "model.safetensors").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 2
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "gpt2"
-
-
-# Refusals

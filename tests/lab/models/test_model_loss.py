@@ -24,8 +24,11 @@ def plain(inputs, weight, targets) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("chunk", [0, 1, 8, ROWS, 1000])
-def test_loss_and_gradients_are_the_plain_ones(chunk) -> None:
+@pytest.mark.parametrize("scale", [1, 1e4])
+def test_loss_and_gradients_are_the_plain_ones(chunk, scale) -> None:
+    """Also of logits so wide that their exponentials are infinite."""
     inputs, weight, targets = make(torch.float64, torch.float64)
+    inputs = (scale * inputs.detach()).requires_grad_()
     expected = torch.autograd.grad(3 * plain(inputs, weight, targets), (inputs, weight))
     loss = linear_cross_entropy(inputs, weight, targets, chunk=chunk)
     found = torch.autograd.grad(3 * loss, (inputs, weight))
@@ -34,7 +37,7 @@ def test_loss_and_gradients_are_the_plain_ones(chunk) -> None:
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("chunk", [1, 8, 1000])
+@pytest.mark.parametrize("chunk", [1, 1000])
 def test_gradients_in_bf16_are_as_near_as_bf16_allows(chunk) -> None:
     inputs, weight, targets = make(torch.bfloat16)
     expected = torch.autograd.grad(
@@ -57,23 +60,13 @@ def test_many_chunks_add_up_in_float32() -> None:
     assert (found - expected).norm() < 0.005 * expected.norm()
 
 
-@pytest.mark.parametrize("chunk", [1, 8, ROWS])
-def test_without_gradients_the_loss_is_the_same_and_nothing_else_is_formed(chunk) -> None:
+def test_without_gradients_the_loss_is_the_same_and_nothing_else_is_formed() -> None:
     inputs, weight, targets = make()
-    with_gradient = linear_cross_entropy(inputs, weight, targets, chunk=chunk)
+    with_gradient = linear_cross_entropy(inputs, weight, targets, chunk=8)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        without = linear_cross_entropy(inputs, weight, targets, chunk=chunk)
+        without = linear_cross_entropy(inputs, weight, targets, chunk=8)
     assert counter.get_total_flops() == 2 * ROWS * WIDTH * CLASSES
     torch.testing.assert_close(without, with_gradient)
-
-
-def test_a_wide_logit_stays_finite() -> None:
-    inputs, weight, targets = make()
-    loss = linear_cross_entropy(1e4 * inputs, weight, targets, chunk=8)
-    loss.backward()
-    torch.testing.assert_close(loss, plain(1e4 * inputs, weight, targets))
-    assert weight.grad is not None
-    assert weight.grad.isfinite().all()
 
 
 def test_a_second_derivative_by_chunks_is_refused_and_the_plain_one_is_right() -> None:

@@ -46,23 +46,17 @@ def test_a_models_observation_is_that_of_its_logits(family, autocast, monkeypatc
 
 @pytest.mark.parametrize("attention", ["sdpa", "math"])
 def test_observing_changes_neither_the_loss_nor_its_gradients(attention) -> None:
-    results = []
+    results, observed = [], []
     for observe in (False, "max", True):
         model = spread(replace(GPT2, attention=attention))
         output = model(*sequences(GPT2), observe=observe)
         results.append([output.loss, *torch.autograd.grad(output.loss, list(model.parameters()))])
+        observed.append(output.attention)
     for others in zip(*results, strict=True):
         assert torch.equal(others[0], others[1])
         assert torch.equal(others[0], others[2])
-
-
-def test_what_is_observed_follows_what_was_asked() -> None:
-    model = build(GPT2)
-    tokens, targets = sequences(GPT2)
-    assert model(tokens, targets, observe=False).attention is None
-    logits_alone = model(tokens, targets, observe="max").attention
-    everything = model(tokens, targets, observe=True).attention
-    assert logits_alone.entropy is None
+    nothing, logits_alone, everything = observed
+    assert nothing is logits_alone.entropy is None
     assert torch.equal(logits_alone.max_logits, everything.max_logits)
     assert not everything.max_logits.requires_grad
 
