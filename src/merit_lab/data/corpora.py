@@ -133,9 +133,11 @@ class TextFiles(Corpus):
                 "it is in the text, or leave --separator out"
             )
         # A single document is divided at the good place nearest to this offset.
-        self._cut_at = self.total * (1 - validation) if len(self._hashes) == 1 else None
+        self._cut_at: float | None = None
         self._chosen: frozenset[int] = frozenset()
-        if self._cut_at is None:
+        if len(self._hashes) == 1:
+            self._cut_at = self.total * (1 - validation)
+        else:
             self._chosen = _chosen(np.array(self._hashes), np.array(sizes), self.total * validation)
         self.recipe = {
             "name": name,

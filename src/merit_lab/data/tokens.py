@@ -24,12 +24,6 @@ _FILES = ("train.bin", "val.bin")
 _AGAIN = "prepare the data again with --overwrite"
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 12  # read to detect changes
 
-# Token files of other programs that would open without an error and be read as nonsense.
-_FOREIGN_BEGINNINGS = {
-    b"\x93NUMPY": "an array saved by numpy.save: write it with array.tofile instead",
-    (20240520).to_bytes(4, "little"): "a shard of llm.c, with a header of 1024 bytes: remove that header",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
@@ -120,7 +114,7 @@ class TokenFile:
     def open(cls, path: Path, dtype: str = "uint16", entry: FileEntry | None = None) -> TokenFile:
         """Map a file. Raise ValueError if it is missing, empty, or not what its index says.
 
-        Without an index, its length and its beginning must be those of a file of tokens.
+        Without an index, its length must be that of a file of tokens.
         """
         if not path.is_file():
             raise ValueError(f"{path} is missing; `merit prepare` writes it")
@@ -135,11 +129,6 @@ class TokenFile:
                 f"{path} has {size} bytes, which are no tokens of {dtype}: it is empty, was truncated, or is "
                 "another kind of file"
             )
-        with path.open("rb") as file:
-            beginning = file.read(8)
-        for signature, meaning in _FOREIGN_BEGINNINGS.items():
-            if beginning.startswith(signature):
-                raise ValueError(f"{path} is not a plain file of tokens but {meaning}")
         return cls(path, np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r"))
 
     @property
@@ -159,13 +148,11 @@ class TokenFile:
 
     def check(self, vocab_size: int) -> None:
         """Raise ValueError if a token is outside the vocabulary."""
-        if vocab_size > np.iinfo(self.tokens.dtype).max:
-            return
-        if (largest := self.tokens[self._place_of_largest]) >= vocab_size:
+        place = self._place_of_largest
+        if (largest := int(self.tokens[place])) >= vocab_size:
             raise ValueError(
-                f"{self.path}: token {self._place_of_largest} is {largest}, but the vocabulary has "
-                f"{vocab_size} entries; the file belongs to another tokenizer, has another dtype than "
-                f"{self.tokens.dtype}, or is damaged"
+                f"{self.path}: token {place} is {largest}, but the vocabulary has {vocab_size} entries; the "
+                f"file is of another tokenizer, has another dtype than {self.tokens.dtype}, or is damaged"
             )
 
     @cached_property

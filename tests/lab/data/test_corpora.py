@@ -88,8 +88,8 @@ def test_the_share_is_exact_to_a_document(
     assert all(abs(validation + len(text) - wanted) >= abs(validation - wanted) for text in sides["train"])
 
 
-@pytest.mark.parametrize("share", [0.0001, 0.01, 0.5, 0.99])
-@pytest.mark.parametrize("size", [20, 400, 10_000])
+@pytest.mark.parametrize("share", [0.0001, 0.5])
+@pytest.mark.parametrize("size", [20, 10_000])
 def test_of_a_single_document_the_end_is_for_validation(tmp_path: Path, size: int, share: float) -> None:
     """It counts once, where it ends, and no end of text is where it was divided."""
     path = tmp_path / "book.txt"
@@ -150,14 +150,7 @@ def test_text_that_cannot_be_split_is_refused(tmp_path: Path, files: list[Path])
 
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda content: content + b"more ",
-        lambda content: content[:-10],
-        lambda content: content[:100_000],
-        lambda content: b"x" + content[1:],
-        lambda _: b"",
-    ],
+    "change", [lambda content: content + b"more ", lambda content: b"x" + content[1:], lambda _: b""]
 )
 def test_a_file_that_changes_meanwhile_is_detected(
     files: list[Path], change: Callable[[bytes], bytes], alone: bool

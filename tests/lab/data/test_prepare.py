@@ -138,21 +138,21 @@ def test_an_external_tokenizer(corpus: Corpus, tmp_path: Path) -> None:
         prepare(corpus, folder, tokenizer=str(moved), end_of_text="</s>")
 
 
-@pytest.mark.parametrize(("tokenizer", "num_kills"), [("bytes", 8), ("bytes-over-bpe", 2)])
-def test_killed_at_any_moment_and_resumed(tmp_path: Path, tokenizer: str, num_kills: int) -> None:
-    """SIGKILL at many lines of the code; the next call finishes with the same bytes.
+@pytest.mark.parametrize("tokenizer", ["bytes", "bytes-over-bpe"])
+def test_killed_at_any_moment_and_resumed(tmp_path: Path, tokenizer: str) -> None:
+    """SIGKILL before every change of a file; nothing unfinished opens, and the same bytes come out.
 
     The last case replaces older data.
     """
     finished = subprocess.run(
-        [sys.executable, WORKER, tmp_path, tokenizer, str(num_kills)],
+        [sys.executable, WORKER, tmp_path, tokenizer],
         check=False,
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert finished.returncode == 0, finished.stderr
-    assert int(finished.stdout) >= num_kills
+    assert int(finished.stdout) > 20
 
 
 def test_finished_parts_are_not_repeated(

@@ -16,10 +16,9 @@ from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merit_lab.data import Dataset, read
+from merit_lab.data import read
 from merit_lab.data.command import main
 from merit_lab.data.corpora import text_files
-from merit_lab.data.prepare import prepare
 from merit_lab.data.read import cut, texts
 
 DOCUMENTS = [f'document {number} says "Größe" {{}}\n' + f"word {number} " * 300 for number in range(40)]
@@ -75,28 +74,6 @@ def test_every_format_in_every_compression(
     path.write_bytes(COMPRESSED[compression](content))
     found = documents(path, separator="<|endoftext|>")
     assert [text.rstrip("\n") for text in found] == DOCUMENTS
-
-
-def test_all_formats_give_the_same_data(tmp_path: Path) -> None:
-    """40 documents are 40 documents, each followed by the end-of-text token."""
-    fingerprints = set()
-    (tmp_path / "many").mkdir()
-    for number, text in enumerate(DOCUMENTS):
-        (tmp_path / "many" / f"{number:02}.txt").write_text(text)
-    (tmp_path / "docs.jsonl.gz").write_bytes(gzip.compress(json_lines()))
-    (tmp_path / "docs.parquet").write_bytes(parquet())
-    for name in ("many", "docs.jsonl.gz", "docs.parquet"):
-        index = prepare(text_files([tmp_path / name], 0.1), tmp_path / f"data-{name}", tokenizer="bpe-300")
-        assert {name: entry.num_documents for name, entry in index.files.items()} == {
-            "train.bin": 36,
-            "val.bin": 4,
-        }
-        assert sum(entry.num_text_bytes for entry in index.files.values()) == len("".join(DOCUMENTS).encode())
-        dataset = Dataset.open(tmp_path / f"data-{name}")
-        assert (dataset.train.tokens == index.end_of_text).sum() == 36
-        assert (dataset.validation.tokens == index.end_of_text).sum() == 4
-        fingerprints.add(index.fingerprint)
-    assert len(fingerprints) == 1
 
 
 def test_a_separator_is_a_whole_line(tmp_path: Path) -> None:

