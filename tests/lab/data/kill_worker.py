@@ -1,4 +1,4 @@
-"""Prepares a small corpus repeatedly, killed by SIGKILL before each change of a file in turn, and then resumed.
+"""Prepares a small corpus repeatedly, killed by SIGKILL before each change of a file, and then resumed.
 
 Usage: kill_worker.py FOLDER TOKENIZER. The tokenizer "bytes-over-bpe" is "bytes" in a folder with data of
 another recipe, which are to be replaced. Prints how many kills were survived.
