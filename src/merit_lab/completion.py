@@ -16,7 +16,9 @@ from merit_optim.cli import COMMANDS
 
 _WITH_MODEL = ("train", "compare", "sweep", "arena", "scale")
 _SHELLS = ("bash", "zsh", "fish")
-_WAYS = """\
+_ABOUT = """\
+Print a script for shell completion of commands, models and options.
+
   merit completion bash > ~/.local/share/bash-completion/completions/merit
   source <(merit completion zsh)        (in ~/.zshrc, after compinit)
   merit completion fish > ~/.config/fish/completions/merit.fish"""
@@ -26,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the script and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="merit completion",
-        description=f"Print a script for shell completion of commands, models and options.\n\n{_WAYS}",
+        description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=_SHELLS)
@@ -42,7 +44,7 @@ def find_words(name: str) -> list[str]:
     kinds = re.search(r"\{([a-z0-9-]+(?:,[a-z0-9-]+)+)\}$", text.partition("\n")[0])
     first = list(PRESETS) if name in _WITH_MODEL else kinds[1].split(",") if kinds else []
     asked = first[:1] if name in _WITH_MODEL else first  # the options are those of any model
-    return list(dict.fromkeys([*first, *_options("".join([text, *(_help(name, one) for one in asked)]))]))
+    return [*first, *_options("".join([text, *(_help(name, one) for one in asked)]))]
 
 
 def _help(*words: str) -> str:

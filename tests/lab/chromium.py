@@ -1,7 +1,6 @@
 """A headless Chromium, driven over its DevTools pipe: nothing but the browser itself is needed."""
 
 import fcntl
-import itertools
 import json
 import os
 import shutil
@@ -69,29 +68,12 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def wait_for(self, expression: str) -> Any:
-        """Wait until an expression is true, and return its value."""
+    def wait_for(self, expression: str) -> None:
+        """Wait until an expression is true."""
         deadline = time.monotonic() + SECONDS
-        while not (value := self.evaluate(expression)):
+        while not self.evaluate(expression):
             assert time.monotonic() < deadline, f"not within {SECONDS} s: {expression}; {self.complaints}"
             time.sleep(0.05)
-        return value
-
-    def tooltip_at(self, selector: str) -> str:
-        """The text of the tooltip in the middle of an element, which may move while charts are drawn."""
-        deadline = time.monotonic() + SECONDS
-        self.evaluate(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
-        for shift in itertools.cycle((0, 1)):
-            x, y = self.evaluate(
-                "(({x, y, width, height}) => [x + width / 2, y + height / 2])"
-                f"(document.querySelector({selector!r}).getBoundingClientRect())"
-            )
-            self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x + shift, y=y)
-            if text := self.evaluate("document.querySelector('#vg-tooltip-element.visible')?.textContent"):
-                return str(text)
-            assert time.monotonic() < deadline, f"no tooltip at {selector} within {SECONDS} s"
-            time.sleep(0.05)
-        raise AssertionError
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._unread:

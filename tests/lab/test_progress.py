@@ -35,15 +35,6 @@ def test_lines_now_and_then_elsewhere(monkeypatch, seconds, lines) -> None:
     assert text.splitlines() == [*expected, "wic: [done]"]
 
 
-def test_standard_error_is_the_one_of_the_beginning(monkeypatch) -> None:
-    before, later = io.StringIO(), io.StringIO()
-    monkeypatch.setattr("sys.stderr", before)
-    bar = WorkProgress()
-    monkeypatch.setattr("sys.stderr", later)
-    bar.say("here")
-    assert (before.getvalue(), later.getvalue()) == ("here\n", "")
-
-
 def test_work_of_unknown_length_is_counted(monkeypatch) -> None:
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
     stream = io.StringIO()

@@ -8,6 +8,7 @@ from merit_optim import cli
 
 SMALL = "tiny --data {data} --steps 2"
 DEEP = "[" * 100_000
+HUGE = "1" * 31
 
 # By command line, what the message says of what was given. {new} is a folder that nothing may be written to.
 REFUSED = {
@@ -21,6 +22,7 @@ REFUSED = {
     f"compare {SMALL} --out {{new}} --optimizers adamw adamx": "adamx",
     f"sweep {SMALL} --out {{new}} --lr 0.1 x": "x",
     f"arena {SMALL} --out {{new}} --budget 0": "0",
+    f"arena {SMALL} --out {{new}} --budget {HUGE}": "--budget is 1",
     f"scale {SMALL} --out {{new}} --target 1 --batches 0 --lr 1e-3": "0",
     "advise --model tiny --batch many": "many",
     "demo --seeds x": "x",
@@ -37,12 +39,16 @@ REFUSED = {
     "reproduce fig99 --out {new}": "fig99",
     "batch-size {empty}": "{empty}",
     "batch-size {run} --batches 1": "batches is 1; it must be a whole number of at least 2",
+    f"batch-size {{run}} --batches 2 --batch 4 --micro-batch 2 --seed {HUGE}": "seed is 1",
     "batch-size {run} --batch 6": "batch is 6; it must be a multiple of micro_batch, 4",
     "batch-size {run} --checkpoint 5": "no checkpoint of step 5; available steps: 4, 6",
     "batch-size {run} --batches 4 --batch 2000": "8000, but train.bin has 6248",
     "curvature {empty}": "{empty}",
     "curvature {run} --checkpoint 5": "no checkpoint of step 5; available steps: 4, 6",
     "curvature {run} --sequences 0": "sequences is 0; it must be a whole number of at least 1",
+    f"curvature {{run}} --seed {HUGE}": "it must be at most 9223372036854775807",
+    f"curvature {{run}} --micro-batch {HUGE}": "micro_batch is 1",
+    "curvature {run} --top 10000": "request at most",
     "curvature {run} --probes 1": "probes is 1; it must be 0",
     "curvature {run} --micro-batch 0": "micro_batch is 0",
     "curvature {run} --tolerance 0": "tolerance is 0.0; it must be between",
@@ -50,6 +56,7 @@ REFUSED = {
     "evaluate {empty} --task-files {empty}": "{empty}",
     "evaluate {run} --tasks lambda --task-files {empty}": "'lambda' among the task files; did you mean",
     "evaluate {run} --limit 0 --task-files {empty}": "limit is 0; it must be a whole number of at least 1",
+    f"evaluate {{run}} --limit {HUGE} --task-files {{empty}}": "limit is 1",
     "evaluate {run} --tokenizer bytes --task-files {empty}": "must contain lambada/lambada_test.jsonl",
     "evaluate {run} --checkpoint 3 --task-files {empty}": "no checkpoint of step 3; available steps: 4, 6",
     "evaluate {run} --task-files {empty}": "--tokenizer",

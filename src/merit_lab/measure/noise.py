@@ -20,20 +20,25 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated
 
 import torch
-import tyro
 from torch import Tensor
 
 from merit_lab.checks import check_at_least
 from merit_lab.data import Batches
-from merit_lab.measure.checkpoint import AtCheckpoint, Part, measure_missing, run_command, stoppable
+from merit_lab.json_values import build
+from merit_lab.measure.checkpoint import (
+    Measured,
+    OnData,
+    Part,
+    StoppableProgress,
+    measure_missing,
+    run_command,
+)
 from merit_lab.models import Model
-from merit_lab.progress import WorkProgress
 from merit_lab.tables import Table, print_table
-from merit_lab.train.snapshot import Snapshot, default_device, token_loss
+from merit_lab.text import amount
+from merit_lab.train.snapshot import default_device, token_loss
 from merit_optim.optim.engines.gradients import norms
 from merit_optim.optim.torch_private import foreach_add_
 
@@ -46,8 +51,9 @@ Norms = tuple[Sequence[float], float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseConfig:
-    """The gradients from which the noise scale is measured."""
+class NoiseConfig(OnData):
+    """Measure the gradient noise scale at a checkpoint of a run, and print what batch sizes around it cost.
+    The scale grows as the loss falls, so a late checkpoint allows larger batches than an early one."""
 
     batches: int = 16
     """Number of batches; the error is estimated from their differences."""
@@ -60,7 +66,7 @@ class NoiseConfig:
     of any run."""
 
     def __post_init__(self) -> None:
-        for name, least in (("batches", 2), ("micro_batch", 1)):
+        for name, least in (("batches", 2), ("micro_batch", 1), ("seed", 0)):
             check_at_least(name, getattr(self, name), least)
         if self.batch % self.micro_batch or self.batch < 2 * self.micro_batch:
             raise ValueError(
@@ -102,10 +108,6 @@ def noise_scale(batches: Iterable[Norms], *, micro_batch: int) -> NoiseScale:
         (30.4, 2.2, 13.8)
     """
     pairs = [_estimate(batch, micro_batch) for batch in batches]
-    if len(pairs) < 2:
-        raise ValueError(
-            f"there are gradients of {len(pairs)} batches; at least 2 are needed to estimate the error"
-        )
     noises, signals = zip(*pairs, strict=True)
     noise, signal = statistics.fmean(noises), statistics.fmean(signals)
     if not noise > 0:
@@ -125,8 +127,6 @@ def noise_scale(batches: Iterable[Norms], *, micro_batch: int) -> NoiseScale:
 def _estimate(batch: Norms, micro_batch: int) -> tuple[float, float]:
     """Unbiased estimates of noise and signal from one batch."""
     squares, at_large = batch
-    if len(squares) < 2:
-        raise ValueError(f"a batch of {len(squares)} micro-batches has only one batch size; two are needed")
     small, large = micro_batch, micro_batch * len(squares)
     at_small = statistics.fmean(squares)
     if not math.isfinite(at_small + at_large):
@@ -158,34 +158,10 @@ def _squared_norm(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     return torch.stack(norms(list(tensors), 2.0)).double().square().sum()
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredScale:
-    """A run's noise scale in sequences, and where it was written."""
-
-    path: Path
-    step: int
-    context: int
-    scale: NoiseScale
-
-
-def measure_noise_scale(
-    run: Path | str,
-    config: NoiseConfig | None = None,
-    *,
-    step: int | None = None,
-    data: Path | None = None,
-) -> MeasuredScale:
-    """Measure the noise scale at a checkpoint, or read an earlier measurement with the same settings.
-
-    Args:
-        run: the run directory.
-        config: the gradients to measure it from.
-        step: step of the checkpoint; None for the newest.
-        data: current folder of the run's data, if they have moved.
-    """
-    config = config or NoiseConfig()
-    snapshot = Snapshot.find(run, step)
-    dataset = snapshot.open_data(data)
+def measure_noise_scale(config: NoiseConfig) -> Measured:
+    """Measure the noise scale at a checkpoint: the part "scale", a :class:`NoiseScale`."""
+    snapshot = config.snapshot()
+    dataset = snapshot.open_data(config.data)
     context = snapshot.config.model.context
     batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed + _APART_FROM_RUNS)
     # Sequences must not repeat: the estimates assume that they are independent.
@@ -195,77 +171,61 @@ def measure_noise_scale(
             f"{dataset.train.path.name} has {batches.num_windows} of context {context}, and none may be used "
             "twice: choose fewer or smaller batches"
         )
-    progress = WorkProgress()
 
-    def measure() -> dict[str, dict[str, float]]:
+    def measure(progress: StoppableProgress) -> dict[str, float]:
         model, found = snapshot.load_model(default_device()), []
-        with stoppable(progress) as advance, progress.piece("gradients", config.batches, "batches"):
-            for number in range(config.batches):
-                sequences = torch.from_numpy(batches.sequences(number))
-                found.append(gradient_norms(model, sequences, config.micro_batch))
-                advance()
-        return {"result": asdict(noise_scale(found, micro_batch=config.micro_batch))}
+        for number in range(config.batches):
+            sequences = torch.from_numpy(batches.sequences(number))
+            found.append(gradient_norms(model, sequences, config.micro_batch))
+            progress.advance()
+        return asdict(noise_scale(found, micro_batch=config.micro_batch))
 
-    part = Part({**asdict(config), "context": context}, measure)
-    written = measure_missing(
-        "noise", snapshot, {"scale": part}, lambda: snapshot.environment(dataset), progress
-    )
-    scale = NoiseScale(**written.parts["scale"]["result"])
-    return MeasuredScale(path=written.path, step=snapshot.step, context=context, scale=scale)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arguments(AtCheckpoint):
-    """Measure the gradient noise scale at a checkpoint of a run, and print what batch sizes around it cost.
-    The scale grows as the loss falls, so a late checkpoint allows larger batches than an early one."""
-
-    config: Annotated[NoiseConfig, tyro.conf.arg(name="")] = NoiseConfig()
-    data: Path | None = None
-    """Current folder of the run's data, if they have moved."""
+    settings = {name: getattr(config, name) for name in ("batches", "batch", "micro_batch", "seed")}
+    part = Part(settings | {"context": context}, measure, total=config.batches)
+    return measure_missing("noise", snapshot, {"scale": part}, snapshot.environment(dataset), "batches")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `merit batch-size` and return its exit status."""
-    return run_command("batch-size", Arguments, _show, argv)
+    return run_command("batch-size", NoiseConfig, _show, argv)
 
 
-def _show(arguments: Arguments) -> None:
-    measured = measure_noise_scale(
-        arguments.run, arguments.config, step=arguments.checkpoint, data=arguments.data
-    )
-    print(describe(measured))
-    if math.isfinite(measured.scale.low):
+def _show(config: NoiseConfig) -> None:
+    measured = measure_noise_scale(config)
+    scale = build(NoiseScale, measured.results["scale"], "scale")  # which may come from a damaged file
+    context = measured.snapshot.config.model.context
+    print(f"After step {measured.snapshot.step} {describe(scale, context)}")
+    if math.isfinite(scale.low):
         print()
-        print_table(_costs(measured))
+        print_table(_costs(scale, context))
     print(f"\nThe results: {measured.path}")
 
 
-def describe(measured: MeasuredScale) -> str:
-    """Return the scale in a sentence."""
-    scale, after = measured.scale, f"After step {measured.step}"
-    above = f"above {_count(scale.low)} sequences"
+def describe(scale: NoiseScale, context: int) -> str:
+    """Return the scale in words."""
+    above = f"above {amount(scale.low)} sequences"
     if math.isinf(scale.value):
         known = f"it is {above}" if math.isfinite(scale.low) else "nothing can be said about it"
         return (
-            f"{after} no signal can be seen in the gradients, so the noise scale is not determined; {known}. "
+            f"no signal can be seen in the gradients, so the noise scale is not determined; {known}. "
             "Measure with more batches, or larger ones."
         )
-    between = above if math.isinf(scale.high) else f"{_count(scale.low)} to {_count(scale.high)}"
+    between = above if math.isinf(scale.high) else f"{amount(scale.low)} to {amount(scale.high)}"
     return (
-        f"{after} the noise scale is {_count(scale.value)} sequences ({between} with two standard errors), "
-        f"or {_count(scale.value * measured.context)} tokens."
+        f"the noise scale is {amount(scale.value)} sequences ({between} with two standard errors), "
+        f"or {amount(scale.value * context)} tokens."
     )
 
 
-def _costs(measured: MeasuredScale) -> Table:
+def _costs(scale: NoiseScale, context: int) -> Table:
     """The cost of batch sizes around the scale, with the uncertainty from the scale's error."""
-    scale, rows = measured.scale, []
+    rows = []
     nearest = max(0, round(math.log2(scale.value if math.isfinite(scale.value) else scale.low)))
     for power in range(max(0, nearest - _AROUND), nearest + _AROUND + 1):
         batch = 2**power
         steps = _range(1 + scale.low / batch, 1 + scale.high / batch)
         tokens = _range(1 + batch / scale.high, 1 + batch / scale.low)
-        rows.append((f"{batch:,}", f"{batch * measured.context:,}", steps, tokens))
+        rows.append((f"{batch:,}", f"{batch * context:,}", steps, tokens))
     head = ("Batch", "Tokens per batch", "Steps / fewest", "Tokens / fewest")
     return Table(head, tuple(rows), num_text=0)
 
@@ -274,11 +234,3 @@ def _range(low: float, high: float) -> str:
     if math.isinf(high):
         return f"above {low:.2f}"
     return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
-
-
-def _count(value: float) -> str:
-    """Three significant digits."""
-    if math.isinf(value):
-        return "infinity"
-    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
-    return f"{round(value, digits):,.{max(0, digits)}f}"

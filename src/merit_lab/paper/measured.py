@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from merit_lab.measure.curvature.command import CurvatureConfig, measure_curvature
-from merit_lab.measure.evaluate.command import evaluate
+from merit_lab.measure.evaluate.command import Evaluate, evaluate
 from merit_lab.measure.evaluate.sets import PAPER_SETS
 from merit_lab.models import Model
 from merit_lab.paper.plan import Data
@@ -154,19 +154,22 @@ PEAK = per_run("largest weight", _peaks, diverged=math.nan, number=".2f")
 
 def measure_curvature_of(data: Data, scale: Scale, _: Path | None) -> None:
     """Measure the Hessian at the end of every run. Parts that are known are not measured again."""
-    config = CurvatureConfig(
-        sequences=scale.curvature_sequences,
-        top=1,
-        probes=scale.curvature_probes,
-        density=True,
-        density_probes=1,
-        density_steps=2 * scale.curvature_probes,
-    )
     for run, folder in data.folders():
         of_run = data.configs[run]
         if of_run.data.is_dir():
+            config = CurvatureConfig(
+                run=folder,
+                checkpoint=of_run.steps,
+                data=of_run.data,
+                sequences=scale.curvature_sequences,
+                top=1,
+                probes=scale.curvature_probes,
+                density=True,
+                density_probes=1,
+                density_steps=2 * scale.curvature_probes,
+            )
             try:
-                measure_curvature(folder, config, step=of_run.steps, data=of_run.data)
+                measure_curvature(config)
             except ModuleNotFoundError as error:
                 raise Unavailable(
                     f"Curvature needs {error.name}, which is not installed: pip install "
@@ -254,7 +257,9 @@ def evaluate_on(entry: str) -> Callable[[Data, Scale, Path | None], None]:
                     "Face hub."
                 )
             try:
-                evaluate(folder, [entry], task_files=task_files, limit=scale.evaluation_limit)
+                evaluate(
+                    Evaluate(run=folder, tasks=(entry,), task_files=task_files, limit=scale.evaluation_limit)
+                )
             except (ModuleNotFoundError, ConnectionError) as error:
                 raise Unavailable(str(error)) from None
             except ValueError as error:

@@ -1,24 +1,19 @@
 """The noise scale of gradients for which it is known, and `merit batch-size` on a run."""
 
+import dataclasses
 import json
 import math
+import re
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from merit_lab.data import Batches, Dataset
-from merit_lab.measure.noise import (
-    MeasuredScale,
-    NoiseConfig,
-    NoiseScale,
-    gradient_norms,
-    main,
-    measure_noise_scale,
-    noise_scale,
-)
+from merit_lab.measure import noise
+from merit_lab.measure.checkpoint import Measured
+from merit_lab.measure.noise import NoiseConfig, gradient_norms, main, measure_noise_scale, noise_scale
 from merit_lab.train.snapshot import Snapshot
 
 QUICK = ["--batches", "3", "--batch", "8", "--micro-batch", "2"]
@@ -92,12 +87,21 @@ def test_the_scale_of_a_run(run, data, capfd):
 
 
 def test_an_existing_measurement_is_not_repeated(run, monkeypatch):
-    config = NoiseConfig(batches=2, batch=4, micro_batch=2)
-    first = measure_noise_scale(run, config)
-    monkeypatch.setattr("merit_lab.measure.noise.gradient_norms", None)  # nothing may be computed
-    assert measure_noise_scale(run, config) == first
+    config = NoiseConfig(run=run, batches=2, batch=4, micro_batch=2)
+    first = measure_noise_scale(config)
+    monkeypatch.setattr(noise, "gradient_norms", None)  # nothing may be computed
+    assert measure_noise_scale(config).results == first.results
     with pytest.raises(TypeError):
-        measure_noise_scale(run, NoiseConfig(batches=2, batch=4, micro_batch=2, seed=1))
+        measure_noise_scale(dataclasses.replace(config, seed=1))
+
+
+@pytest.mark.parametrize("damaged", ['"low": []', '"lwo": 1.0'])
+def test_a_damaged_measurement_is_refused(damaged, run, capfd):
+    assert main([str(run), *QUICK]) == 0
+    path = run / "noise" / "step-00000006.json"
+    path.write_text(re.sub('"low": [^,]+', damaged, path.read_text()))
+    assert main([str(run), *QUICK]) == 1
+    assert "scale.l" in capfd.readouterr().err
 
 
 def test_a_signal_stops_after_a_batch(run, monkeypatch, capfd):
@@ -105,7 +109,7 @@ def test_a_signal_stops_after_a_batch(run, monkeypatch, capfd):
         signal.raise_signal(signal.SIGINT)
         return gradient_norms(*arguments)
 
-    monkeypatch.setattr("merit_lab.measure.noise.gradient_norms", interrupted)
+    monkeypatch.setattr(noise, "gradient_norms", interrupted)
     assert main([str(run), *QUICK]) == 128 + signal.SIGINT
     assert "stopped by SIGINT" in capfd.readouterr().err
     assert not (run / "noise").exists()
@@ -114,26 +118,19 @@ def test_a_signal_stops_after_a_batch(run, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("scale", "said"),
     [
-        (
-            (1000.0, 300.0, 2000.0),
-            "1,000 sequences (300 to 2,000 with two standard errors), or 100,000 tokens",
-        ),
-        ((1000.0, 300.0, math.inf), "1,000 sequences (above 300 sequences with"),
-        ((math.inf, 1000.0, math.inf), "not determined; it is above 1,000 sequences"),
+        ((1234.0, 300.0, 2000.0), "1.23k sequences (300 to 2k with two standard errors), or 19.7k tokens"),
+        ((1000.0, 300.0, math.inf), "1k sequences (above 300 sequences with"),
+        ((math.inf, 1000.0, math.inf), "not determined; it is above 1k sequences"),
         ((math.inf, math.inf, math.inf), "nothing can be said"),
     ],
 )
-def test_what_is_said_of_any_signal(scale, said, capfd, monkeypatch):
-    value, low, high = scale
-    found = MeasuredScale(
-        path=Path(),
-        step=9,
-        context=100,
-        scale=NoiseScale(value=value, low=low, high=high, noise=1.0, signal=1.0),
-    )
-    monkeypatch.setattr("merit_lab.measure.noise.measure_noise_scale", lambda *_, **__: found)
-    assert main(["run"]) == 0
+def test_what_is_said_of_any_signal(scale, said, run, capfd, monkeypatch):
+    result = {**dict(zip(("value", "low", "high"), scale, strict=True)), "noise": 1.0, "signal": 1.0}
+    found = Measured(run, Snapshot.find(run), {"scale": result})
+    monkeypatch.setattr(noise, "measure_noise_scale", lambda _: found)
+    assert main([str(run)]) == 0
     printed = capfd.readouterr().out
+    assert f"After step 6 {'no signal' if math.isinf(scale[0]) else 'the noise scale'}" in printed
     assert said in printed
-    assert ("1,024" in printed) == math.isfinite(low)
+    assert ("1,024" in printed) == math.isfinite(scale[1])
     assert "inf" not in printed

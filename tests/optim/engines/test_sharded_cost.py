@@ -56,9 +56,9 @@ def test_an_all_reduce_takes_the_faster_of_ring_and_tree(cost) -> None:
 
 
 def test_the_smallest_llama_is_the_one_in_other_benchmarks(cost) -> None:
-    from merit_lab.measure.bench.model import MODELS, num_elements
+    from merit_lab.measure.bench.model import WEIGHTS
 
-    assert cost.LLAMAS["7B"].num_parameters == num_elements(MODELS["llama-7b"])
+    assert cost.LLAMAS["7B"].num_parameters == sum(weight.num_elements for weight in WEIGHTS["llama-7b"])
     assert cost.LLAMAS["405B"].num_parameters == pytest.approx(405e9, rel=0.01)
 
 

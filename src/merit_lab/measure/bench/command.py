@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import json
 import platform
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -97,7 +98,7 @@ def measure(contestant: BenchContestant, params: Parameters, model: str, seconds
     result = StepTiming(
         model,
         contestant.name,
-        median_ms=timing.median(times),
+        median_ms=statistics.median(times),
         fastest_ms=times[0],
         slowest_ms=times[-1],
         worst_ms=timing.worst(times),
@@ -137,15 +138,12 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _time(arguments: Arguments) -> None:
-    def is_chosen(name: str) -> bool:
-        only, without = arguments.only.lower(), arguments.without.lower()
-        return only in name.lower() and not (without and without in name.lower())
-
+    only, without = arguments.only.lower(), arguments.without.lower()
     device = _device(arguments.device)
-    known = contestants(on_gpu=device.type == "cuda")
-    chosen = [contestant for contestant in known if is_chosen(contestant.name)]
+    known = {one.name.lower(): one for one in contestants(on_gpu=device.type == "cuda")}
+    chosen = [one for name, one in known.items() if only in name and not (without and without in name)]
     if not chosen:
-        names = "; ".join(contestant.name for contestant in known)
+        names = "; ".join(contestant.name for contestant in known.values())
         raise ValueError(f"--only and --without leave no contestant; choose from: {names}")
     record: dict[str, Any] = {"environment": {}, "results": [], "left_out": [], "floors": []}
     _write(record, arguments.out)  # before anything is timed
@@ -153,7 +151,8 @@ def _time(arguments: Arguments) -> None:
     speeds = f"copy {machine['copy_tb_s']:.3f} TB/s, matrix product {machine['matrix_tflop_s']:.3f} TFLOP/s"
     print(f"{machine['device']}, torch {torch.__version__}, {speeds}", flush=True)
     for model in arguments.models:
-        _time_model(model, chosen, record, device, arguments)
+        _time_model(model, chosen, record, device, arguments.seconds)
+        _write(record, arguments.out)
 
 
 def _time_model(
@@ -161,7 +160,7 @@ def _time_model(
     chosen: list[BenchContestant],
     record: dict[str, Any],
     device: torch.device,
-    arguments: Arguments,
+    seconds: float,
 ) -> None:
     """Time the contestants with one model, print the results and add them to the record."""
     weights = WEIGHTS[model]
@@ -169,33 +168,29 @@ def _time_model(
     left_out = {one.name: reason for one in chosen if (reason := one.left_out(weights)) is not None}
     fitting = [contestant for contestant in chosen if contestant.name not in left_out]
     params = Parameters.of(weights if fitting else [], device)
-    results: list[StepTiming] = []
+    baseline = 0.0  # of the first that can be timed
     head = f"{'ms':>9} {'ratio':>6} {'worst':>9} {'spread':>19} {'host':>7} {'graph':>7} {'temporary':>10}"
     print(f"\n{model}: {total / 1e6:.1f}M parameters in float32; ratios to the first\n  {'':40} {head}")
     for contestant in fitting:
         try:
-            results.append(measure(contestant, params, model, arguments.seconds))
+            result = measure(contestant, params, model, seconds)
         except Exception as error:  # out of memory, or in another library: time the others anyway
             left_out[contestant.name] = _first_line(error)
         else:
-            print(row(results[-1], results[0].median_ms), flush=True)
-            record["results"].append(asdict(results[-1]) | {"num_elements": total})
-            _write(record, arguments.out)
+            baseline = baseline or result.median_ms
+            print(row(result, baseline), flush=True)
+            record["results"].append(asdict(result) | {"num_elements": total})
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    record["left_out"] += [
-        {"model": model, "contestant": name, "reason": reason} for name, reason in left_out.items()
-    ]
-    for floor in floors_of(weights) if results else ():
+    for floor in floors_of(weights) if baseline else ():
         rates = (record["environment"][rate] for rate in ("copy_tb_s", "matrix_tflop_s"))
         least = floor.milliseconds(*rates)
         record["floors"].append({"model": model, **floor._asdict(), "ms": least})
-        print(f"  {f'floor, {floor.what}':40} {least:9.3f} {least / results[0].median_ms:6.2f}", flush=True)
-    for reason in dict.fromkeys(left_out.values()):
-        names = [name for name in left_out if left_out[name] == reason]
-        print(f"  left out, {reason}: {'; '.join(names)}", flush=True)
-    _write(record, arguments.out)
+        print(f"  {f'floor, {floor.what}':40} {least:9.3f} {least / baseline:6.2f}", flush=True)
+    for name, reason in left_out.items():
+        record["left_out"].append({"model": model, "contestant": name, "reason": reason})
+        print(f"  left out, {reason}: {name}", flush=True)
 
 
 def row(r: StepTiming, baseline: float) -> str:

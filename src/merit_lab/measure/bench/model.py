@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from merit_lab.models import PRESETS, ModelConfig, build
 from merit_optim.optim.directions import Muon
-from merit_optim.optim.kinds import Kind
+from merit_optim.optim.kinds import Kind, kinds_of
 
 Shape = tuple[int, ...]
 Tensors = list[torch.Tensor]
@@ -25,31 +26,23 @@ class WeightSpec(NamedTuple):
         return torch.Size(self.shape).numel()
 
 
-def gpt2(width: int, depth: int, vocabulary: int = 50304, context: int = 1024) -> list[WeightSpec]:
-    """GPT-2 as nanoGPT builds it: no biases, tied embeddings, vocabulary padded to 50304."""
-    norm = WeightSpec((width,), "vector")
-    attention = [WeightSpec((3 * width, width), "hidden"), WeightSpec((width, width), "hidden")]
-    mlp = [WeightSpec((4 * width, width), "hidden"), WeightSpec((width, 4 * width), "hidden")]
-    tables = [WeightSpec((vocabulary, width), "embedding"), WeightSpec((context, width), "embedding")]
-    return [*tables, *([norm, *attention, norm, *mlp] * depth), norm]
+def _weights(config: ModelConfig) -> list[WeightSpec]:
+    """The weights of a model of the lab."""
+    with torch.device("meta"):
+        model = build(config)
+    kinds = kinds_of(model)
+    return [WeightSpec(tuple(weight.shape), kinds[weight]) for weight in model.parameters()]
 
 
-def llama(width: int, hidden: int, depth: int, vocabulary: int = 32000) -> list[WeightSpec]:
-    """Llama with full multi-head attention: no biases, untied embeddings."""
-    norm = WeightSpec((width,), "vector")
-    attention = [WeightSpec((width, width), "hidden")] * 4
-    mlp = [WeightSpec((hidden, width), "hidden")] * 2 + [WeightSpec((width, hidden), "hidden")]
-    embedding, head = WeightSpec((vocabulary, width), "embedding"), WeightSpec((vocabulary, width), "head")
-    return [embedding, *([*attention, *mlp, norm, norm] * depth), norm, head]
-
-
+_TINY = ModelConfig(width=128, heads=4, layers=4, vocab_size=1024, context=256)
+_LLAMA_7B = ModelConfig(
+    family="llama", width=4096, heads=32, layers=32, hidden=11008, vocab_size=32000, context=2048
+)
 WEIGHTS: dict[str, list[WeightSpec]] = {
-    "tiny": gpt2(128, 4, vocabulary=1024, context=256),
+    "tiny": _weights(_TINY),
     "gpt2-embedding": [WeightSpec((50304, 768), "embedding")],
-    "gpt2-small": gpt2(768, 12),
-    "gpt2-medium": gpt2(1024, 24),
-    "gpt2-large": gpt2(1280, 36),
-    "llama-7b": llama(4096, 11008, 32),
+    **{name: _weights(PRESETS[name]) for name in ("gpt2-small", "gpt2-medium", "gpt2-large")},
+    "llama-7b": _weights(_LLAMA_7B),
 }
 
 

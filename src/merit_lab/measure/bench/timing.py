@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,29 +29,15 @@ class Stepped(Protocol):
     def step(self) -> object: ...
 
 
-def _nothing() -> None:
-    """Prepare nothing."""
-
-
 def step_times(
-    run: Callable[[], object],
-    seconds: float,
-    device: torch.device,
-    cycle: int = 1,
-    prepare: Callable[[], object] = _nothing,
+    run: Callable[[], object], seconds: float, device: torch.device, cycle: int = 1
 ) -> list[float]:
     """Milliseconds of each call, from the fastest to the slowest.
 
     Calls repeat until the seconds are over, at least five times. Work that repeats every ``cycle`` calls is
-    timed for whole cycles, at least three. ``prepare`` runs before each call and is not timed.
+    timed for whole cycles, at least three.
     """
-    timed = _device_times if device.type == "cuda" else _wall_times
-    return sorted(timed(run, seconds, cycle, prepare))
-
-
-def median(times: list[float]) -> float:
-    """The median of sorted times."""
-    return times[len(times) // 2]
+    return sorted((_device_times if device.type == "cuda" else _wall_times)(run, seconds, cycle))
 
 
 def worst(times: list[float]) -> float:
@@ -68,16 +55,12 @@ def _continues(num_done: int, cycle: int, begun: float, seconds: float) -> bool:
     return time.monotonic() - begun < seconds
 
 
-def _device_times(
-    run: Callable[[], object], seconds: float, cycle: int, prepare: Callable[[], object]
-) -> list[float]:
-    prepare()
+def _device_times(run: Callable[[], object], seconds: float, cycle: int) -> list[float]:
     run()  # so that the queue is as full for the first timed call as for the others
     begun = time.monotonic()
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
     while _continues(len(events), cycle, begun, seconds if len(events) < MOST_ON_DEVICE else 0.0):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        prepare()
         begin.record()
         run()
         end.record()
@@ -88,29 +71,28 @@ def _device_times(
     return [begin.elapsed_time(end) for begin, end in events]
 
 
-def _wall_times(
-    run: Callable[[], object], seconds: float, cycle: int, prepare: Callable[[], object]
-) -> list[float]:
+def _wall_times(run: Callable[[], object], seconds: float, cycle: int) -> list[float]:
     begun = time.monotonic()
     times: list[float] = []
     while _continues(len(times), cycle, begun, seconds):
-        prepare()
-        start = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - start) * 1e3)
+        times.append(_wall_time(run))
     return times
+
+
+def _wall_time(run: Callable[[], object]) -> float:
+    """Milliseconds of a call on the host."""
+    begun = time.perf_counter()
+    run()
+    return (time.perf_counter() - begun) * 1e3
 
 
 def host_time(run: Callable[[], object]) -> float:
     """CPU milliseconds of a call: the queue is empty before each, so that the host never waits for it."""
-    torch.cuda.synchronize()
     times = []
     for _ in range(20):
-        begun = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - begun) * 1e3)
         torch.cuda.synchronize()
-    return median(sorted(times))
+        times.append(_wall_time(run))
+    return statistics.median(times)
 
 
 def graph_time(optimizer: Stepped, seconds: float, device: torch.device) -> float:
@@ -126,7 +108,7 @@ def graph_time(optimizer: Stepped, seconds: float, device: torch.device) -> floa
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         optimizer.step()
-    return median(step_times(graph.replay, seconds, device))
+    return statistics.median(step_times(graph.replay, seconds, device))
 
 
 def peak_growth(run: Callable[[], object]) -> float | None:
@@ -150,7 +132,7 @@ def copy_bandwidth(device: torch.device) -> float:
     source = torch.randn(2**28 if device.type == "cuda" else 2**25, device=device)
     target = torch.empty_like(source)
     times = step_times(lambda: target.copy_(source), 0.5, device)
-    return 2 * source.nbytes / median(times) / 1e9
+    return 2 * source.nbytes / statistics.median(times) / 1e9
 
 
 def matrix_rate(device: torch.device) -> float:
@@ -162,4 +144,4 @@ def matrix_rate(device: torch.device) -> float:
     factor = torch.randn(side, side, device=device).to(factor_dtype(torch.bfloat16, device))
     product = torch.empty_like(factor)
     times = step_times(lambda: torch.mm(factor, factor, out=product), 0.5, device)
-    return 2 * side**3 / median(times) / 1e9
+    return 2 * side**3 / statistics.median(times) / 1e9

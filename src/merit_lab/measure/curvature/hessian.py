@@ -13,45 +13,20 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-Losses = Callable[[], Iterable[Tensor]]
-"""Yields the parts of a loss, such as those of micro-batches, one at a time; the loss is their sum."""
-
 _DIVERGED = "a run that diverged has no curvature: choose an earlier checkpoint"
-
-
-def hessian_vector_product(losses: Losses, parameters: Sequence[Tensor], vector: Tensor) -> Tensor:
-    """Return the product of the Hessian of ``losses`` with a flat ``vector``.
-
-    Every operation between parameters and loss must have a second derivative: for attention that is only the
-    math kernel (``attention="math"`` for the lab's models, ``sdpa_kernel(SDPBackend.MATH)`` for others).
-
-    Args:
-        losses: called once; each part's graph is freed before the next part is requested.
-        parameters: the variables, in the order of ``vector``.
-        vector: as long as all parameters together, on their device.
-
-    Raises:
-        FloatingPointError: the product, or the loss itself, is not finite.
-    """
-    split = vector.split([parameter.numel() for parameter in parameters])
-    pieces = [piece.view(parameter.shape) for piece, parameter in zip(split, parameters, strict=True)]
-    total = [torch.zeros_like(parameter) for parameter in parameters]
-    for part in losses():
-        for sum_, product in zip(total, _differentiate_twice(part, parameters, pieces), strict=True):
-            sum_ += product
-        del part  # otherwise its graph would stay in memory with the next one's
-    product = torch.cat([part.flatten() for part in total])
-    if not product.isfinite().all():
-        raise FloatingPointError(_describe_nonfinite(losses, product))
-    return product
 
 
 class Hessian:
     """The Hessian of a loss at the current parameters, as an operator: ``hessian @ vector``.
 
+    Every operation between parameters and loss must have a second derivative: for attention that is only the
+    math kernel (``attention="math"`` for the lab's models, ``sdpa_kernel(SDPBackend.MATH)`` for others).
+
     Args:
-        losses: see :func:`hessian_vector_product`.
-        parameters: see there; all on one device and of one dtype. Those without gradients are left out.
+        losses: yields the parts of the loss, such as those of micro-batches; the loss is their sum. Each
+            part's graph is freed before the next part is requested.
+        parameters: all on one device and of one dtype; a vector has their elements in this order. Those
+            without gradients are left out.
         after_product: called after each product, to show progress or to raise an exception.
 
     Example:
@@ -63,7 +38,10 @@ class Hessian:
     """
 
     def __init__(
-        self, losses: Losses, parameters: Iterable[Tensor], after_product: Callable[[], None] | None = None
+        self,
+        losses: Callable[[], Iterable[Tensor]],
+        parameters: Iterable[Tensor],
+        after_product: Callable[[], None] = lambda: None,
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.device, self.dtype = self.parameters[0].device, self.parameters[0].dtype
@@ -74,45 +52,44 @@ class Hessian:
 
     def loss(self) -> float:
         """Return the loss. Raise FloatingPointError if it is not finite."""
-        loss = _value(self._losses)
+        loss = self._value()
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss:g}; {_DIVERGED}")
         return loss
 
     def __matmul__(self, vector: Tensor) -> Tensor:
-        product = hessian_vector_product(self._losses, self.parameters, vector)
+        split = vector.split([parameter.numel() for parameter in self.parameters])
+        pieces = [piece.view_as(weight) for piece, weight in zip(split, self.parameters, strict=True)]
+        total = [torch.zeros_like(parameter) for parameter in self.parameters]
+        for part in self._losses():
+            for sum_, product in zip(total, self._differentiate_twice(part, pieces), strict=True):
+                sum_ += product
+            del part  # otherwise its graph would stay in memory with the next one's
+        product = torch.cat([part.flatten() for part in total])
+        if not product.isfinite().all():
+            raise FloatingPointError(
+                f"{int((~product.isfinite()).sum())} of {product.numel()} elements of a product with the "
+                f"Hessian are not finite, and the loss is {self._value():g}; {_DIVERGED}. "
+                "If the loss is finite, an operation of the model has no finite second derivative."
+            )
         self.num_products += 1
-        if self._after_product is not None:
-            self._after_product()
+        self._after_product()
         return product
+
+    def _differentiate_twice(self, loss: Tensor, pieces: Sequence[Tensor]) -> Sequence[Tensor]:
+        gradients = torch.autograd.grad(loss, self.parameters, create_graph=True, materialize_grads=True)
+        # A gradient that depends on no parameter has no graph; its derivative is zero.
+        with_graph = [pair for pair in zip(gradients, pieces, strict=True) if pair[0].requires_grad]
+        if not with_graph:
+            return [torch.zeros_like(parameter) for parameter in self.parameters]
+        outputs, directions = zip(*with_graph, strict=True)
+        return torch.autograd.grad(outputs, self.parameters, grad_outputs=directions, materialize_grads=True)
+
+    @torch.no_grad()
+    def _value(self) -> float:
+        return sum(part.item() for part in self._losses())
 
 
 def dot(left: Tensor, right: Tensor) -> float:
     """Return the inner product, summed in float64: there may be 1e9 terms of both signs."""
     return (left * right).sum(dtype=torch.float64).item()
-
-
-def _differentiate_twice(
-    loss: Tensor, parameters: Sequence[Tensor], pieces: Sequence[Tensor]
-) -> Sequence[Tensor]:
-    gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
-    # A gradient that depends on no parameter has no graph; its derivative is zero.
-    with_graph = [pair for pair in zip(gradients, pieces, strict=True) if pair[0].requires_grad]
-    if not with_graph:
-        return [torch.zeros_like(parameter) for parameter in parameters]
-    outputs, directions = zip(*with_graph, strict=True)
-    return torch.autograd.grad(outputs, parameters, grad_outputs=directions, materialize_grads=True)
-
-
-def _describe_nonfinite(losses: Losses, product: Tensor) -> str:
-    count = int((~product.isfinite()).sum())
-    return (
-        f"{count} of {product.numel()} elements of a product with the Hessian are not finite, and the loss "
-        f"is {_value(losses):g}; {_DIVERGED}. "
-        "If the loss is finite, an operation of the model has no finite second derivative."
-    )
-
-
-@torch.no_grad()
-def _value(losses: Losses) -> float:
-    return sum(part.item() for part in losses())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from merit_lab.measure.curvature.hessian import Hessian, dot
+
+Vector = NDArray[np.float64]
 
 _MOST_RESTARTS = 1000
 _LARGEST_INDEX = 2**31 - 1
@@ -19,34 +21,13 @@ _POINTS = 10  # of the grid per width
 _ROUNDINGS = 100  # a Lanczos vector shorter than this many rounding errors is only rounding
 
 
-class Eigenvalues(NamedTuple):
-    """The largest eigenvalues, the largest first.
-
-    ``residuals`` are the norms ``|H v - value v|``: within that distance of each value there is an
-    eigenvalue of the Hessian.
-    """
-
-    values: list[float]
-    residuals: list[float]
-
-
-class Trace(NamedTuple):
-    """An unbiased estimate of the trace: the mean of independent samples, and its standard error."""
-
-    value: float
-    standard_error: float
-    samples: list[float]
-
-
-class Spectrum(NamedTuple):
-    """Nodes and weights of a quadrature of the spectrum, a list for each probe, whose weights sum to 1."""
-
-    nodes: list[list[float]]
-    weights: list[list[float]]
-
-
-def top_eigenvalues(hessian: Hessian, top: int, *, tolerance: float = 1e-3, seed: int = 0) -> Eigenvalues:
+def top_eigenvalues(
+    hessian: Hessian, top: int, *, tolerance: float = 1e-3, seed: int = 0
+) -> dict[str, list[float]]:
     """Return the ``top`` algebraically largest eigenvalues, by ARPACK's implicitly restarted Lanczos method.
+
+    The result has ``values``, the largest first, and ``residuals``, the norms ``|H v - value v|``: within
+    that distance of each value there is an eigenvalue of the Hessian.
 
     ARPACK's vectors are float64 in the host's memory for any dtype and device of the model: it needs about
     twenty orthogonal vectors, and so the only rounding is that of the float32 products.
@@ -60,12 +41,9 @@ def top_eigenvalues(hessian: Hessian, top: int, *, tolerance: float = 1e-3, seed
     """
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh  # type: ignore[import-untyped]
 
-    if not 1 <= top < hessian.size:
-        raise ValueError(f"top is {top}; it must be from 1 to below the {hessian.size} parameters")
-
-    def product(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+    def product(vector: Vector) -> Vector:
         tensor = torch.from_numpy(vector.reshape(-1)).to(hessian.device, hessian.dtype)
-        result: NDArray[np.float64] = (hessian @ tensor).double().cpu().numpy()
+        result: Vector = (hessian @ tensor).double().cpu().numpy()
         return result
 
     try:
@@ -85,7 +63,7 @@ def top_eigenvalues(hessian: Hessian, top: int, *, tolerance: float = 1e-3, seed
         ) from None
     order = np.argsort(values)[::-1]
     residuals = [np.linalg.norm(product(vectors[:, i]) - values[i] * vectors[:, i]) for i in order]
-    return Eigenvalues(values[order].tolist(), [float(norm) for norm in residuals])
+    return {"values": values[order].tolist(), "residuals": [float(norm) for norm in residuals]}
 
 
 def num_vectors(size: int, top: int) -> int:
@@ -95,18 +73,19 @@ def num_vectors(size: int, top: int) -> int:
     its default, 20 vectors, is already too many for GPT-2 small.
     """
     most = _LARGEST_INDEX // size
-    if most < top + 2 and most < size:
+    if top >= size or most < min(top + 2, size):
         raise ValueError(
-            f"{top} eigenvalues of a Hessian of {size} parameters need at least {top + 2} vectors, but "
-            f"ARPACK can index the elements of only {most}; request at most {max(0, most - 2)}"
+            f"{top} eigenvalues of a Hessian of {size} parameters cannot be computed by ARPACK, which can "
+            f"index the elements of {most} vectors; request at most {max(0, min(most - 2, size - 1))}"
         )
     return min(max(2 * top + 1, 20), most, size)
 
 
-def hutchinson_trace(hessian: Hessian, probes: int, *, seed: int = 0) -> Trace:
+def hutchinson_trace(hessian: Hessian, probes: int, *, seed: int = 0) -> dict[str, Any]:
     """Estimate the trace as the mean of ``v . H v`` over random sign vectors v.
 
-    Signs have the least variance of all independent elements: the diagonal contributes none.
+    The result has the mean as its ``value``, the ``standard_error``, and the ``samples``. Signs have the
+    least variance of all independent elements: the diagonal contributes none.
 
     Args:
         hessian: the operator.
@@ -123,15 +102,20 @@ def hutchinson_trace(hessian: Hessian, probes: int, *, seed: int = 0) -> Trace:
         signs = torch.randint(0, 2, (hessian.size,), generator=generator, dtype=torch.int8).mul_(2).sub_(1)
         probe = signs.to(hessian.device).to(hessian.dtype)
         samples.append(dot(probe, hessian @ probe))
-    return Trace(statistics.fmean(samples), statistics.stdev(samples) / math.sqrt(probes), samples)
+    error = statistics.stdev(samples) / math.sqrt(probes)
+    return {"value": statistics.fmean(samples), "standard_error": error, "samples": samples}
 
 
-def spectral_density(hessian: Hessian, probes: int, *, steps: int, seed: int = 0) -> Spectrum:
+def spectral_density(hessian: Hessian, probes: int, *, steps: int, seed: int = 0) -> dict[str, Any]:
     """Return the spectrum as seen by ``probes`` random vectors, each with ``steps`` products.
 
     From a random vector, the Lanczos method computes a small tridiagonal matrix. Its eigenvalues, each
     weighted by the square of its eigenvector's first element, are a Gauss quadrature of the Hessian's
     spectrum as seen by the vector; the mean over random vectors is a quadrature of the spectrum itself.
+
+    The result has the ``nodes`` and ``weights`` of the quadratures, a list for each vector whose weights sum
+    to 1; what they say of the spectrum, the ``smallest`` node and the weight ``below_zero``; and the
+    ``density`` at the points of a ``grid``.
 
     Args:
         hessian: the operator.
@@ -143,24 +127,32 @@ def spectral_density(hessian: Hessian, probes: int, *, steps: int, seed: int = 0
         Ghorbani et al., "An investigation into neural net optimization via Hessian eigenvalue density",
         2019, https://arxiv.org/abs/1901.10159
     """
+    from scipy.linalg import eigh_tridiagonal  # type: ignore[import-untyped]
+
     generator = torch.Generator().manual_seed(seed)
-    spectrum = Spectrum([], [])
+    nodes, weights = [], []
     for _ in range(probes):
         probe = torch.randn(hessian.size, generator=generator).to(hessian.device, hessian.dtype)
-        diagonal, beside = _lanczos(hessian, probe, min(steps, hessian.size))
-        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
-        spectrum.nodes.append(values.tolist())
-        spectrum.weights.append((vectors[0] ** 2).tolist())
-    return spectrum
+        values, vectors = eigh_tridiagonal(*_lanczos(hessian, probe, min(steps, hessian.size)))
+        nodes.append(values)
+        weights.append(vectors[0] ** 2)
+    every, shares = np.concatenate(nodes), np.concatenate(weights) / probes
+    grid, density = _smooth(every, shares)
+    return {
+        "smallest": every.min().item(),
+        "below_zero": shares[every < 0].sum().item(),
+        "grid": grid.tolist(),
+        "density": density.tolist(),
+        "nodes": [of_probe.tolist() for of_probe in nodes],
+        "weights": [of_probe.tolist() for of_probe in weights],
+    }
 
 
-def smooth(spectrum: Spectrum) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _smooth(nodes: Vector, weights: Vector) -> tuple[Vector, Vector]:
     """Return a grid of eigenvalues and the spectral density there.
 
     Each node is smoothed to a Gaussian, whose standard deviation is a hundredth of the spectrum's width.
     """
-    nodes = np.concatenate([np.asarray(nodes) for nodes in spectrum.nodes])
-    weights = np.concatenate([np.asarray(weights) for weights in spectrum.weights]) / len(spectrum.nodes)
     smallest, largest = nodes.min(), nodes.max()
     width = max((largest - smallest) / 100, 1e-6 * np.abs(nodes).max()) or 1.0
     points = int(_POINTS * ((largest - smallest) / width + 2 * _REACH)) + 1

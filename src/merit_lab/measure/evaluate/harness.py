@@ -24,7 +24,7 @@ from torch import Tensor
 from merit_lab.measure.evaluate.sets import SETS
 from merit_lab.models.transformers_config import quiet
 from merit_lab.progress import WorkProgress
-from merit_optim.spelling import nearest
+from merit_optim.spelling import did_you_mean
 
 BOOTSTRAP = 1000  # resamples for the standard error of a perplexity
 _CHATTY = ("lm_eval", "transformers", "datasets", "evaluate", "accelerate", "huggingface_hub")
@@ -73,20 +73,11 @@ class CheckpointLM(_HFLM):  # type: ignore[misc]
         if device.type == "cpu":
             self.batch_size_per_gpu = min(max(_TOKENS_ON_A_CPU // self.max_length, 1), _LARGEST_BATCH)
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of whole texts, each in windows of the model's context."""
-        del disable_tqdm  # shown by ours
-        lengths = [len(self.tok_encode(request.args[0])) for request in requests]
-        windows = sum(-(-length // self.max_length) for length in lengths)
-        self.progress.begin(self.set_name, windows, "sequences")
-        output: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=True)
-        return output
-
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
-        """Return log-likelihoods of continuations; ``override_bs`` is set for windows of a rolling one."""
-        del disable_tqdm
+        """Return log-likelihoods of continuations; ``override_bs`` is set for windows of whole texts."""
+        del disable_tqdm  # shown by ours
         if override_bs is None:
             longest = max(len(continuation) for _, _, continuation in requests)
             if longest > self.max_length:
@@ -119,10 +110,10 @@ class CheckpointLM(_HFLM):  # type: ignore[misc]
         return logits
 
 
-def run_task(lm: CheckpointLM, name: str, limit: int | None, task_files: Path | None) -> dict[str, Any]:
-    """Return lm-eval's numbers for a set, or for its first ``limit`` items, and what they are of.
+def run_task(lm: CheckpointLM, name: str, limit: int | None, task_files: Path | None) -> dict[str, float]:
+    """Return lm-eval's numbers for a set, or for its first ``limit`` items.
 
-    ``result`` has each metric and its standard error by lm-eval's names ("acc", "acc_stderr"; "f1,strict" if
+    They are each metric and its standard error by lm-eval's names ("acc", "acc_stderr"; "f1,strict" if
     answers were filtered), ``items`` and ``truncated``, the number of prompts that did not fit.
     """
     lm.set_name, lm.num_truncated = name, 0
@@ -131,39 +122,28 @@ def run_task(lm: CheckpointLM, name: str, limit: int | None, task_files: Path | 
         (task,) = tasks["tasks"].values()
         task.set_config(key="num_fewshot", value=0)
         # Not simple_evaluate: it also inspects the machine, which takes seconds each time.
-        try:
-            output = import_module("lm_eval").evaluate(
-                lm=lm, task_dict=tasks, limit=limit, bootstrap_iters=BOOTSTRAP, log_samples=False
-            )
-        finally:
-            lm.progress.end()
+        output = import_module("lm_eval").evaluate(
+            lm=lm, task_dict=tasks, limit=limit, bootstrap_iters=BOOTSTRAP, log_samples=False
+        )
     metrics = {
         key.removesuffix(",none"): float(value)
         for key, value in output["results"][task.task_name].items()
         if "," in key and isinstance(value, (int, float))  # an error that is unknown is "N/A"
     }
     num_items = output["n-samples"][task.task_name]["effective"]
-    return {
-        "result": {**metrics, "items": num_items, "truncated": lm.num_truncated},
-        "version": output["versions"][task.task_name],
-        "higher_is_better": output["higher_is_better"][task.task_name],
-    }
+    return {**metrics, "items": num_items, "truncated": lm.num_truncated}
 
 
 def check_hub(names: Sequence[str]) -> None:
     """Raise ValueError if a name is neither a set nor a task of lm-eval."""
+    if all(name in SETS for name in names):
+        return
+    with _quiet():
+        known = {*SETS, *_task_manager(None).all_subtasks}
     for name in names:
-        if name in SETS:
-            continue
-        with _quiet():
-            manager = _task_manager(None)
-        if name in manager.all_subtasks:
-            continue
-        if name in manager.all_tasks:
-            raise ValueError(f"{name!r} is a group of lm-eval's tasks; give the tasks one by one")
-        similar = nearest(name, sorted({*SETS, *manager.all_subtasks}), num=3)
-        hint = f"; the nearest are {', '.join(similar)}" if similar else ""
-        raise ValueError(f"lm-eval has no task {name!r}{hint}")
+        if name not in known:
+            hint = did_you_mean(name, sorted(known), otherwise=".")
+            raise ValueError(f"lm-eval has no task {name!r}{hint} Give the tasks of a group one by one")
 
 
 def _load(name: str, limit: int | None, task_files: Path | None, scratch: Path) -> Any:

@@ -8,12 +8,12 @@ far as a task uses them.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from merit_lab.json_values import decode
 from merit_optim.spelling import did_you_mean
 
 Row = dict[str, Any]
@@ -23,7 +23,7 @@ Reader = Callable[[str], Iterator[Row]]
 def plain(text: str) -> Iterator[Row]:
     """Lines of JSON that already are the hub's rows."""
     # Not splitlines: it also splits at characters that JSON allows within a string.
-    return (json.loads(line) for line in text.split("\n") if line)
+    return (decode(line) for line in text.split("\n") if line)
 
 
 def arc(text: str) -> Iterator[Row]:
@@ -121,7 +121,7 @@ class EvaluationSet:
             items = list(self.read(content.decode()))
             if not items or any(row[name] is None for row in items for name in self.fields.split()):
                 raise ValueError("it is empty, or a field is")
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
                 f"{path} is not the file of this set as published by its authors "
                 f"({type(error).__name__}: {error})"

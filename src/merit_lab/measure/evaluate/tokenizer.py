@@ -87,14 +87,15 @@ def tokenizer_of(
         return None
     if gpt2_vocabulary is not None and name != "gpt2":
         raise ValueError(f"GPT-2's vocabulary is given, but the tokenizer is {name!r}; leave it out")
-    if chosen is not None and has_file(chosen) and not Path(chosen).is_file():
-        raise ValueError(
-            f"the tokenizer is {chosen!r}; it must be gpt2, bytes, or a tokenizer.json that exists"
-        )
-    if chosen is not None and is_known and chosen != named and not _may_be(Path(chosen), named):
-        raise ValueError(
-            f"the tokenizer is {chosen!r}, but that of the run's data is {named!r}; leave --tokenizer out"
-        )
+    if chosen is not None:
+        if has_file(chosen) and not Path(chosen).is_file():
+            raise ValueError(
+                f"the tokenizer is {chosen!r}; it must be gpt2, bytes, or a tokenizer.json that exists"
+            )
+        if is_known and chosen != named and not _may_be(Path(chosen), named):
+            raise ValueError(
+                f"the tokenizer is {chosen!r}, but that of the run's data is {named!r}; leave --tokenizer out"
+            )
     if name == "bytes":
         backend = _byte_level({character: value for value, character in enumerate(_byte_characters())}, [])
     elif name == "gpt2":

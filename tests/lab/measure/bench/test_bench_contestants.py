@@ -1,8 +1,5 @@
 """The contestants of the benchmark: how they are built, and that each one updates every weight."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -18,13 +15,6 @@ WEIGHTS = [
 ]
 CPU = torch.device("cpu")
 ON_CPU, ON_GPU = (contestants(on_gpu=on_gpu) for on_gpu in (False, True))
-
-# The part of dion that the benchmark uses. It keeps its arguments.
-FAKE_DION = """
-class Muon:
-    def __init__(self, groups, **options):
-        self.param_groups, self.options = groups, options
-"""
 
 
 def named(all_of_them: list[BenchContestant], name: str) -> BenchContestant:
@@ -66,19 +56,3 @@ def test_weights_get_the_direction_of_their_kind(all_of_them, name, direction, s
         if group["direction"] == direction
     ]
     assert (contestant.direction, found) == (direction, shapes)
-
-
-@pytest.mark.parametrize(("all_of_them", "use_triton"), [(ON_CPU, False), (ON_GPU, True)], ids=["cpu", "gpu"])
-def test_dions_muon_is_built_as_in_its_readme(all_of_them, use_triton, tmp_path, monkeypatch) -> None:
-    Path(tmp_path / "dion.py").write_text(FAKE_DION)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "dion", raising=False)
-    contestant = named(all_of_them, "dion Muon + AdamW")
-    assert contestant.left_out(WEIGHTS) is None
-    params = Parameters.of(WEIGHTS, CPU)
-    optimizer = contestant.make(params)
-    monkeypatch.delitem(sys.modules, "dion")
-    assert vars(optimizer)["options"] == {"use_triton": use_triton}
-    hidden, rest = optimizer.param_groups
-    assert hidden == {"params": params.hidden}
-    assert rest == {"params": params.rest, "algorithm": "adamw"}

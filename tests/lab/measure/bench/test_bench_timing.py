@@ -14,7 +14,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def test_the_worst_step_is_the_most_expensive_of_a_cycle_and_not_an_outlier(num_cycles) -> None:
     """Nine steps of 1 ms and one of 2 ms per cycle, and a single outlier."""
     times = sorted([1.0] * 9 * num_cycles + [2.0] * (num_cycles - 1) + [50.0])
-    assert (timing.median(times), timing.worst(times)) == (1.0, 2.0)
+    assert timing.worst(times) == 2.0
 
 
 @pytest.mark.parametrize(

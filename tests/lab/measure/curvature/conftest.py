@@ -1,6 +1,5 @@
 """Small models with their exact Hessians."""
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -77,16 +76,3 @@ def exact_hessian(model, sequences):
     exact = torch.autograd.functional.hessian(loss, flat, vectorize=True)
     torch.testing.assert_close(exact, exact.T)
     return ((exact + exact.T) / 2).numpy()
-
-
-@pytest.fixture
-def within():
-    """Whether a mean of samples is where it should be, but for five standard errors."""
-
-    def check(samples, expected):
-        samples = np.asarray(samples)
-        error = samples.std(ddof=1) / math.sqrt(len(samples))
-        assert abs(samples.mean() - expected) < 5 * error
-        assert error < abs(expected) / 5, "an error that large would let anything through"
-
-    return check

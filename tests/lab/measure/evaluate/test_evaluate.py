@@ -1,14 +1,16 @@
 """What is evaluated, what is known already, and what is refused; lm-eval's numbers are made up here."""
 
 import json
+from typing import Any
 
 import pytest
 from run_cases import make_run
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed (extra eval)")
 
+from merit_lab.measure.checkpoint import Measured
 from merit_lab.measure.evaluate import harness
-from merit_lab.measure.evaluate.command import evaluate, main
+from merit_lab.measure.evaluate.command import Evaluate, evaluate, main
 from merit_lab.measure.evaluate.sets import SETS
 from merit_lab.runs import Measurements
 
@@ -37,8 +39,8 @@ def evaluated(monkeypatch) -> list[tuple[str, int | None]]:
         if name == "rte":
             raise ValueError("rte has an answer that is too long")
         asked.append((name, limit))
-        result = {"acc": float(len(asked)), "perplexity": float("inf"), "perplexity_stderr": 0.25}
-        return {"result": {**result, "items": limit or 99, "truncated": 3}, "version": 1.0}
+        metrics = {"acc": float(len(asked)), "perplexity": float("inf"), "perplexity_stderr": 0.25}
+        return {**metrics, "items": limit or 99, "truncated": 3}
 
     monkeypatch.setattr(harness, "CheckpointLM", open_checkpoint)
     monkeypatch.setattr(harness, "run_task", run_task)
@@ -57,20 +59,24 @@ def files(tmp_path):
 
 def test_only_what_is_not_known_is_computed(evaluated, files, tmp_path) -> None:
     run = make_run(tmp_path / "run", steps=(10, 20)).folder
-    first = evaluate(run, ["wic", "copa"], task_files=files)
-    again = evaluate(run, ["copa", "boolq", "wic"], task_files=files)
+
+    def results(*tasks: str, **options: Any) -> Measured:
+        return evaluate(Evaluate(run=run, tasks=tasks, **{"task_files": files, **options}))
+
+    first = results("wic", "copa")
+    again = results("copa", "boolq", "wic")
     assert evaluated == [("wic", None), ("copa", None), ("boolq", None)]
     assert list(again.results) == ["copa", "boolq", "wic"]
     assert {name: again.results[name] for name in first.results} == first.results
     assert again.path == run / "evaluate" / "step-00000020.json"
     del evaluated[:]
-    evaluate(run, ["wic"], task_files=files, limit=5)  # other items
-    evaluate(run, ["wic"], task_files=files, step=10)  # other weights
+    assert list(results("wic", limit=5).results) == ["wic-first-5"]  # other items
+    results("wic", checkpoint=10)  # other weights
     (files / SETS["wic"].file).write_text(json.dumps({**ROWS["wic"], "edition": 2}))
-    evaluate(run, ["wic"], task_files=files)  # another file
-    evaluate(run, ["wic"])  # the hub's
+    results("wic")  # another file
+    results("wic", task_files=None)  # the hub's
     assert evaluated == [("wic", 5), ("wic", None), ("wic", None), ("wic", None)]
-    evaluate(run, ["copa"], task_files=files)
+    results("copa")
     assert len(evaluated) == 4
 
 
@@ -89,9 +95,9 @@ def test_the_command_shows_a_table(evaluated, files, tmp_path, capsys) -> None:
     assert evaluated == [("lambada", 4), ("wikitext", 4)]
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines()]
-    assert ["lambada", "acc", "4", "1"] in rows
+    assert ["lambada-first-4", "acc", "4", "1"] in rows
     assert ["perplexity", "inf", "0.25"] in rows
-    assert "lambada: 3 prompts exceeded the context and were truncated" in shown
+    assert "lambada-first-4: 3 prompts exceeded the context and were truncated" in shown
     assert f"The results are in {run}/evaluate/step-00000010.json" in shown
 
 
@@ -103,34 +109,23 @@ def test_a_file_that_cannot_be_read_is_known_before_the_first_set(evaluated, fil
     assert evaluated == []
 
 
-def test_an_unknown_tokenizer_is_asked_for(evaluated, files, tmp_path, capsys) -> None:
-    run = make_run(tmp_path / "run", tokenizer="unknown").folder
-    options = [str(run), "--task-files", str(files), "--tasks", "wic"]
-    assert main(options) == 1
-    assert "give it with --tokenizer: gpt2, bytes" in capsys.readouterr().err
-    assert main([*options, "--tokenizer", "bytes"]) == 0
-    assert evaluated == [("wic", None)]
-
-
 class HubOutOfReach:
-    """Stands in for lm-eval's TaskManager."""
+    """Stands in for lm-eval's TaskManager; mmlu is a group of its tasks."""
 
     all_subtasks = ("arc_easy", "piqa")
-    all_tasks = (*all_subtasks, "mmlu")
 
     def load(self, names):
         raise ConnectionError(f"no network for {names}")
 
 
-def test_names_are_checked_before_anything_is_computed(evaluated, monkeypatch, tmp_path) -> None:
+def test_names_are_checked_before_anything_is_computed(evaluated, monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.setattr(harness, "_task_manager", lambda _: HubOutOfReach())
-    run = make_run(tmp_path / "run").folder
-    with pytest.raises(ValueError, match="no task 'arc_eazy'; the nearest are arc_easy"):
-        evaluate(run, ["copa", "arc_eazy"])
-    with pytest.raises(ValueError, match="'mmlu' is a group of lm-eval's tasks; give the tasks one by one"):
-        evaluate(run, ["copa", "mmlu"])
+    run = str(make_run(tmp_path / "run").folder)
+    for name, hint in {"arc_eazy": "; did you mean 'arc_easy'?", "mmlu": "."}.items():
+        assert main([run, "--tasks", "copa", name]) == 1
+        assert f"no task {name!r}{hint} Give the tasks of a group one by one" in capsys.readouterr().err
     assert evaluated == []
-    evaluate(run, ["piqa", "copa"])
+    assert main([run, "--tasks", "piqa", "copa"]) == 0
     assert evaluated == [("piqa", None), ("copa", None)]
     with pytest.raises(OSError, match=r"copa could not be read .*no network for \['copa'\].*--task-files"):
         harness._load("copa", None, None, tmp_path)

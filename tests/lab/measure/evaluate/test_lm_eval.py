@@ -8,7 +8,7 @@ import pytest
 import torch
 from run_cases import TINY, make_run, random_model
 
-from merit_lab.measure.evaluate.command import evaluate, main
+from merit_lab.measure.evaluate.command import Evaluate, evaluate, main
 from merit_lab.measure.evaluate.sets import SETS
 from merit_lab.train.snapshot import Snapshot
 
@@ -19,6 +19,12 @@ LIMIT = 24  # of the sets whose numbers are compared
 FEW = 2
 
 
+def first(run, limit, task_files, *tasks):
+    """The results on the first items of some sets."""
+    measured = evaluate(Evaluate(run=run.folder, tasks=tasks, task_files=task_files, limit=limit))
+    return {name: measured.results[f"{name}-first-{limit}"] for name in tasks}
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("evaluated") / "run")
@@ -26,14 +32,13 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(run, task_files):
-    """The results on the first items of some sets."""
-    return evaluate(run.folder, ["lambada", "arc_easy"], task_files=task_files, limit=LIMIT).results
+    return first(run, LIMIT, task_files, "lambada", "arc_easy")
 
 
 @pytest.fixture(scope="module")
 def few(run, task_files):
-    """The results on very few items of all sets."""
-    return evaluate(run.folder, [*SETS], task_files=task_files, limit=FEW).results
+    """Of all sets."""
+    return first(run, FEW, task_files, *SETS)
 
 
 @torch.no_grad()
@@ -111,8 +116,7 @@ def test_prompts_that_were_cut_are_counted(missing, tmp_path, task_files) -> Non
     # The last byte is predicted and never read.
     context = len(item["text"].encode()) - 1 - missing
     run = make_run(tmp_path / "run", model=replace(TINY, context=context))
-    found = evaluate(run.folder, ["lambada"], task_files=task_files, limit=1)
-    assert found.results["lambada"]["truncated"] == missing
+    assert first(run, 1, task_files, "lambada")["lambada"]["truncated"] == missing
 
 
 def test_an_answer_longer_than_the_context_is_refused(tmp_path, task_files, capsys) -> None:
@@ -121,7 +125,7 @@ def test_an_answer_longer_than_the_context_is_refused(tmp_path, task_files, caps
     assert main([*command, "hellaswag"]) == 1
     assert "tokens, which is longer than the model's context of 32" in capsys.readouterr().err
     assert main([*command, "wic"]) == 0
-    assert "wic: 6 prompts exceeded the context and were truncated" in capsys.readouterr().out
+    assert "wic-first-3: 6 prompts exceeded the context and were truncated" in capsys.readouterr().out
 
 
 def test_a_model_that_diverged_has_no_accuracy(tmp_path, task_files, capsys, monkeypatch) -> None:
