@@ -14,11 +14,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 import polars as pl
@@ -31,6 +30,7 @@ from merit_lab.json_values import build
 from merit_lab.results.names import display_name, display_names, short_name
 from merit_lab.results.series import with_series
 from merit_lab.runs import Run, table
+from merit_lab.study.command import exit_status
 from merit_lab.study.fields import LR
 from merit_lab.tables import NOTHING, Table, print_table
 from merit_lab.text import amount, join
@@ -74,6 +74,11 @@ class Size(NamedTuple):
     batch: int
     parameters: int
     steps: int
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        """The size of a run, from its row."""
+        return cls(row["batch"], row["parameters"], row["steps"])
 
     def distance(self, other: Size) -> float:
         """The factors between two sizes together, in natural logarithms."""
@@ -119,8 +124,9 @@ def read_records(*folders: Path | str) -> pl.DataFrame:
     if runs.is_empty():
         raise ValueError(f"no run in {join(list(map(str, folders)))} finished with a validation loss")
     models = runs.unique(cs.starts_with("model."))
-    parameters = pl.Series("parameters", map(_parameters, models["folder"]), dtype=pl.Int64)
-    known = models.select(cs.starts_with("model.")).with_columns(parameters)
+    known = models.select(
+        cs.starts_with("model."), pl.col("folder").map_elements(_parameters, pl.Int64).alias("parameters")
+    )
     return runs.join(known, on=known.columns[:-1], how="left", nulls_equal=True, maintain_order="left")
 
 
@@ -128,13 +134,8 @@ def _parameters(folder: str) -> int:
     """The number of parameters of a run's model. The rest of its configuration may be another program's."""
     from merit_lab.models import num_parameters
 
-    return num_parameters(
-        TrainConfig.from_dict({"data": "", "model": Run.open(folder).config["model"]}).model
-    )
-
-
-def size_of(row: Mapping[str, Any]) -> Size:
-    return Size(row["batch"], row["parameters"], row["steps"])
+    config = TrainConfig.from_dict({"data": "", "model": Run.open(folder).config["model"]})
+    return num_parameters(config.model)
 
 
 def advise(records: pl.DataFrame, size: Size) -> list[Advice]:
@@ -147,18 +148,13 @@ def advise(records: pl.DataFrame, size: Size) -> list[Advice]:
             f"the run lies more than {MOST_BEYOND:g} times beyond these records: {join(far)}. Run an arena "
             "nearer to it, on a smaller model with as many steps, and give its folder too"
         )
-    means = (
-        _nearest(records, size)
-        .group_by("optimizer.name", "series")
-        .agg(pl.col("validation_loss").mean().alias("loss"))
-    )
-    lowest = means.group_by("optimizer.name").agg(pl.col("loss").min()).sort("loss", "optimizer.name")
-    found = []
-    for name, loss in lowest.iter_rows():
-        mine = records.filter(pl.col("optimizer.name") == name)
-        if not beyond(mine, size, MOST_BEYOND):
-            found.append(_advice(mine, size, loss))
-    return found
+    loss = pl.col("validation_loss").mean().over("series").alias("loss")
+    near = _nearest(records, size).with_columns(loss)
+    lowest = near.group_by("optimizer.name").agg(pl.col("loss").min()).sort("loss", "optimizer.name")
+    per_optimizer = [
+        (records.filter(pl.col("optimizer.name") == name), loss) for name, loss in lowest.iter_rows()
+    ]
+    return [_advice(mine, size, loss) for mine, loss in per_optimizer if not beyond(mine, size, MOST_BEYOND)]
 
 
 def _advice(mine: pl.DataFrame, size: Size, loss: float) -> Advice:
@@ -198,7 +194,7 @@ def _nearest(records: pl.DataFrame, size: Size) -> pl.DataFrame:
     groups = records.partition_by("conditions", maintain_order=True)
 
     def rank(group: pl.DataFrame) -> tuple[float, int, int]:
-        distance = size_of(group.row(0, named=True)).distance(size)
+        distance = Size.of(group.row(0, named=True)).distance(size)
         return distance, -group["optimizer.name"].n_unique(), -group.height
 
     return min(groups, key=rank)
@@ -242,8 +238,8 @@ def observe(group: pl.DataFrame) -> Observation:
             same = group.filter(pl.col("series") == best["series"])["validation_loss"]
             spread = max(float(same.std() or 0.0), _LEAST_SPREAD)  # type: ignore[arg-type]
             lowest = centre + (losses[-1] - losses[1]) / (4 * curvature * factor)
-            return Observation(size_of(best), lowest, min(factor, math.sqrt(spread / curvature)), best)
-    return Observation(size_of(best), centre, factor, best)
+            return Observation(Size.of(best), lowest, min(factor, math.sqrt(spread / curvature)), best)
+    return Observation(Size.of(best), centre, factor, best)
 
 
 def _prior(optimizer: str) -> tuple[float, float, float]:
@@ -295,16 +291,15 @@ def advise_batch(records: pl.DataFrame, tokens: int) -> int:
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     arguments = tyro.cli(Arguments, args=list(argv), prog="merit advise", registry=rules())
-    try:
+
+    def work() -> None:
         for line in _answer(arguments):
             if isinstance(line, Table):
                 print_table(line)
             else:
                 print(line)
-    except (OSError, ValueError) as error:
-        print(f"merit advise: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_status("merit advise", work)
 
 
 def _answer(arguments: Arguments) -> Iterator[str | Table]:
@@ -374,7 +369,7 @@ def as_table(advice: Sequence[Advice]) -> Table:
 
 def _caveat(records: pl.DataFrame, size: Size) -> str:
     """The one thing to know first."""
-    nearest = size_of(_nearest(records, size).row(0, named=True))
+    nearest = Size.of(_nearest(records, size).row(0, named=True))
     what = (
         f"{amount(nearest.parameters)} parameters and {nearest.steps:,} steps of {nearest.batch:,} sequences"
     )

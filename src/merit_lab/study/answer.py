@@ -1,18 +1,15 @@
-"""What answers of studies share: the ranking of series with equal conditions, and how a page is printed."""
+"""What answers of studies share: the loss of a run, and who ends lowest of several series."""
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import polars as pl
 
 from merit_lab.results import statistic
-from merit_lab.results.page import Page, Section
-from merit_lab.tables import NOTHING, Table, print_table
-from merit_lab.text import amount, count_seeds, join
+from merit_lab.results.page import Section
+from merit_lab.tables import NOTHING, Table
 
 LOSS = (
     pl.when(pl.col("status") == "diverged")
@@ -22,112 +19,55 @@ LOSS = (
 )
 """The final loss of a run: infinite if it diverged, null if it is not over."""
 
-
-class Ranking(NamedTuple):
-    """Who ends lowest: sections of a page, its summary and warnings, and the series from the lowest up."""
-
-    sections: list[Section]
-    summary: str
-    warnings: list[str]
-    order: list[str]
+_SHOWN = ("Series", "Runs", "Validation loss", "± of its text", "Tokens/s", "Largest logit at the end")
 
 
-def rank(runs: pl.DataFrame, steps: pl.DataFrame) -> Ranking:
-    """Rank the series of runs with equal conditions; see ``results.series.with_series``."""
-    counted = runs.filter(pl.col("left_out").is_null()).with_columns(LOSS.alias("loss")).drop_nulls("loss")
-    board = counted.group_by("series").agg(
-        pl.col("loss").mean(),
-        pl.len().alias("seeds"),
-        pl.col("seed").filter(pl.col("loss").is_infinite()).sort().alias("lost"),
-        pl.col("tokens_per_second").median(),
-        pl.col("largest_logit").max(),
-    )
-    rows = board.sort("loss", "series").to_dicts()
-    pairs: dict[tuple[str, str], str] = {}
-    ties = []
-    for row in statistic.differences(counted).to_dicts():
-        first, second = row["first"], row["second"]
-        pairs[first, second], pairs[second, first] = _interval(row, 1), _interval(row, -1)
-        if first == rows[0]["series"] and math.isfinite(row["mean"]) and not row["high"] < 0:
-            ties.append(second)
-    order = [row["series"] for row in rows]
-    sections = [
-        Section(
-            "Leaderboard",
-            _leaderboard(rows, pairs),
-            "Mean final validation loss, in nats per token, and the difference to the first with its "
-            "interval, paired over seeds; all intervals of a page hold at once with 95% confidence.",
-        )
-    ]
-    if len(order) > 1:
-        matrix = tuple((name, *(pairs.get((name, other), NOTHING) for other in order)) for name in order)
-        caption = "The row minus the column, with the interval."
-        sections.append(Section("All pairs", Table(("", *order), matrix), caption))
-    if counted["loss"].is_finite().any():
-        from merit_lab.results import charts  # altair takes a second to import
+def ranking(runs: pl.DataFrame, steps: pl.DataFrame) -> tuple[list[Section], str]:
+    """Sections on series, the lowest first, and a summary of them: for each kind of conditions apart.
 
-        drawn = [
-            charts.curves(counted, steps, against=one, name=f"loss-{one}", title=f"Loss against {one}")
-            for one in ("step", "tokens", "seconds")
-        ]
-        caption = "Thin lines are seeds, thick ones their means; a cross is where a run diverged."
-        sections.append(Section("Curves", drawn, caption))
-    lost = [
-        f"{row['series']} diverged with seed {join(list(map(str, row['lost'])))}."
-        for row in rows
-        if row["lost"]
-    ]
-    return Ranking(sections, _summary(rows, ties), lost, order)
+    ``runs`` are those of a table with the columns of ``results.series.with_series``.
+    """
+    from merit_lab.results import charts, report  # altair takes a second to import
+
+    sections, summaries = [], []
+    ordered = runs.with_columns(LOSS.mean().over("conditions", "series").alias("mean"))
+    ordered = ordered.sort("mean", "series", "seed", nulls_last=True)
+    groups = ordered.partition_by("conditions", maintain_order=True)
+    for place, alike in enumerate(groups, start=1):
+        of_these, suffix = (f" of {alike['conditions'][0]}", f"-{place}") if len(groups) > 1 else ("", "")
+        said = "No series finished with all of its seeds."
+        if ends := alike["mean"].is_finite().any():
+            said = report.summary(alike)
+        summaries.append(f"{alike['conditions'][0]}: {said}" if of_these else said)
+        caption = "Means over the finished runs, ± the standard deviation over seeds, in nats per token."
+        sections.append(Section(f"Leaderboard{of_these}", report.outcome(alike).only(_SHOWN), caption))
+        if len(names := alike["series"].unique(maintain_order=True)) > 1:
+            caption = (
+                "The row minus the column, paired over seeds, with intervals that hold all at once with 95%. "
+                "One with 0 in it says that the two are level."
+            )
+            sections.append(Section(f"All pairs{of_these}", _pairs(alike, names.to_list()), caption))
+        if ends:
+            drawn = [
+                charts.curves(alike, steps, against=by, name=f"loss-{by}{suffix}", title=f"Loss against {by}")
+                for by in ("step", "tokens", "seconds")
+            ]
+            caption = "Thin lines are seeds, thick ones their means; a cross is where a run diverged."
+            sections.append(Section(f"Curves{of_these}", drawn, caption))
+    return sections, "\n".join(summaries)
 
 
-def _summary(rows: Sequence[Mapping[str, Any]], ties: Sequence[str]) -> str:
-    if not rows or not math.isfinite(rows[0]["loss"]):
-        return "No optimizer finished with all of its seeds."
-    text = f"{rows[0]['series']} ends lowest, at {rows[0]['loss']:.3f} ({count_seeds(rows[0]['seeds'])})"
-    if ties:
-        return f"{text}; {join(ties)} cannot be told from it by these seeds."
-    return f"{text}, below all others." if len(rows) > 1 else f"{text}."
+def _pairs(runs: pl.DataFrame, names: Sequence[str]) -> Table:
+    """The matrix of all differences."""
+    cells = {}
+    for row in statistic.differences(runs).to_dicts():
+        first, second, mean, low, high = (row[key] for key in ("first", "second", "mean", "low", "high"))
+        cells[first, second], cells[second, first] = _signed(mean, low, high), _signed(-mean, -high, -low)
+    rows = ((name, *(cells.get((name, other), NOTHING) for other in names)) for name in names)
+    return Table(("", *names), tuple(rows))
 
 
-def _leaderboard(rows: Sequence[Mapping[str, Any]], pairs: Mapping[tuple[str, str], str]) -> Table:
-    head = ("Optimizer", "Loss", "Seeds", "Above the first", "Tokens/s", "Largest logit")
-    cells = (
-        (
-            row["series"],
-            f"{row['loss']:.3f}" if math.isfinite(row["loss"]) else "diverged",
-            str(row["seeds"]),
-            pairs.get((row["series"], rows[0]["series"]), NOTHING),
-            NOTHING if row["tokens_per_second"] is None else amount(row["tokens_per_second"]),
-            NOTHING if row["largest_logit"] is None else f"{row['largest_logit']:.3g}",
-        )
-        for row in rows
-    )
-    return Table(head, tuple(cells))
-
-
-def _interval(row: Mapping[str, Any], sign: int) -> str:
-    """A difference and its interval; with a sign of -1 that of the second to the first."""
-    mean = sign * row["mean"]
+def _signed(mean: float, low: float, high: float) -> str:
     if not math.isfinite(mean):
         return "diverged"
-    if not math.isfinite(row["high"]):
-        return f"{mean:+.3f}"
-    low, high = sorted((sign * row["low"], sign * row["high"]))
-    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
-
-
-def show(page: Page, command: str) -> None:
-    """Print the tables of the sections that are not folded, the caveats, and the answer."""
-    for section in page.sections:
-        for part in section.parts:
-            if isinstance(part, Table) and not section.folded:
-                print_table(part)
-    for warning in page.warnings:
-        print(f"{command}: {warning}", file=sys.stderr)
-    print(f"\n{page.summary}")
-
-
-def unfinished(runs: pl.DataFrame) -> list[str]:
-    """A remark on the runs that do not count, if there are any."""
-    left = runs.filter(pl.col("left_out").is_not_null())
-    return [f"{row['run']} does not count: {row['left_out']}." for row in left.to_dicts()]
+    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})" if math.isfinite(high) else f"{mean:+.3f}"

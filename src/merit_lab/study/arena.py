@@ -21,16 +21,16 @@ from merit_lab.json_values import build, decode, encode
 from merit_lab.models import num_parameters
 from merit_lab.results.page import Page, Section
 from merit_lab.runs import durable, lock, table
-from merit_lab.study.answer import LOSS, rank
+from merit_lab.study.answer import LOSS, ranking
 from merit_lab.study.command import StudyArguments, run_study, train_all
 from merit_lab.study.compare import REPLACED
 from merit_lab.study.contestant import Contestant, labels
 from merit_lab.study.fields import with_values
 from merit_lab.study.space import MOST_TRIALS, Axis, Space, check_changes, point, space_of
-from merit_lab.study.trial import Trial, check_distinct
+from merit_lab.study.trial import Trial, check_distinct, settings_of
 from merit_lab.tables import NOTHING, Table
 from merit_lab.text import join
-from merit_lab.train import CheckpointConfig, MeasureConfig, TrainConfig
+from merit_lab.train import TrainConfig
 from merit_lab.train.config import TOKENS_PER_PARAMETER
 
 _DECLARED = "arena.json"
@@ -82,8 +82,6 @@ class Arena:
                 f"--seeds has {given.tuning_seed}, which is --tuning-seed; final runs need other seeds than "
                 "the one that chose their settings and would flatter them"
             )
-        if given.config.measure.validation_every == 0:
-            raise ValueError("measure.validation_every is 0; an arena compares validation losses")
 
     @cached_property
     def contestants(self) -> list[Contestant]:
@@ -116,7 +114,7 @@ class Arena:
 
     def finals(self) -> list[Trial]:
         """The final runs of the best settings; none where no tuning run finished."""
-        best = dict(best_of(read(self.folder)).select("slug", "number").iter_rows())
+        best = dict(best_of(read(self.folder).runs).select("slug", "number").iter_rows())
         return [
             self._trial(slug, best[slug], seed, f"{slug}-final{best[slug]:03d}-seed{seed}")
             for seed in self.arguments.seeds
@@ -132,9 +130,8 @@ class Arena:
 
     def declare(self) -> None:
         """Write down the spaces, beside those of contestants that are there. Another arena is refused."""
-        shared = replace(self.config, measure=MeasureConfig(), checkpoint=CheckpointConfig())
-        seed = self.arguments.tuning_seed
-        of = f"{shared.fingerprint} {Dataset.open(shared.data).fingerprint} {seed}"
+        seed, text = self.arguments.tuning_seed, Dataset.open(self.config.data)
+        of = f"{settings_of(self.config)} {text.fingerprint} {seed}"
         way_out = "give the same, or another folder with --out"
         with lock(self.folder, patience=120):
             has_some = (self.folder / _DECLARED).exists()
@@ -145,11 +142,11 @@ class Arena:
                     f"or shared options; {way_out}"
                 )
             for slug, space in self.spaces.items():
-                text = space.contestant.text
+                name = space.contestant.text
                 is_begun = any(self.folder.glob(f"{glob.escape(slug)}-tune*"))
-                if is_begun and declared.contestants.get(text, space.axes) != space.axes:
-                    raise ValueError(f"{self.folder} holds {text} with another search space; {way_out}")
-                declared.contestants[text], declared.never[text] = space.axes, space.never
+                if is_begun and declared.contestants.get(name, space.axes) != space.axes:
+                    raise ValueError(f"{self.folder} holds {name} with another search space; {way_out}")
+                declared.contestants[name], declared.never[name] = space.axes, space.never
             durable.write(self.folder / _DECLARED, encode(asdict(declared), indent=1) + "\n")
 
 
@@ -185,14 +182,13 @@ def read_declared(folder: Path) -> Declared:
         ) from None
 
 
-def read(folder: Path) -> pl.DataFrame:
-    """The runs of an arena: those of the table with slug, kind, number, and loss, infinite if diverged."""
-    runs = table.read(folder).runs
+def read(folder: Path) -> table.Table:
+    """The table of an arena, its runs with slug, kind, number, and loss: infinite if they diverged."""
+    runs, steps = table.read(folder)
     name = pl.col("run").str.split("/").list.last()
     runs = runs.with_columns(name.str.extract_groups(_NAME).alias("name")).unnest("name")
-    return runs.filter(pl.col("slug").is_not_null()).with_columns(
-        LOSS.alias("loss"), pl.col("number").cast(pl.Int64)
-    )
+    runs = runs.filter(pl.col("slug").is_not_null())
+    return table.Table(runs.with_columns(LOSS.alias("loss"), pl.col("number").cast(pl.Int64)), steps)
 
 
 def best_of(runs: pl.DataFrame) -> pl.DataFrame:
@@ -204,31 +200,25 @@ def best_of(runs: pl.DataFrame) -> pl.DataFrame:
 def answer(folder: Path) -> Page:
     """What all runs in a folder say: which contestant ends lowest, how surely, and how each was tuned."""
     declared = read_declared(folder)
-    names = labels(list(declared.axes))
-    by_slug = {one.slug: label for one, label in names.items()}
-    runs = read(folder).filter(pl.col("slug").is_in(list(by_slug)))
-    runs = runs.with_columns(
-        pl.col("slug").replace_strict(by_slug).alias("series"),
-        pl.lit("").alias("conditions"),
-        pl.lit(None, pl.String).alias("left_out"),
-    )
-    best = best_of(runs)
+    names = {one.slug: label for one, label in labels(list(declared.axes)).items()}
+    runs, steps = read(folder)
+    series = pl.col("slug").replace_strict(names).alias("series")
+    unsorted = [pl.lit("").alias("conditions"), pl.lit(None, pl.String).alias("left_out")]
+    runs = runs.filter(pl.col("slug").is_in(list(names))).with_columns(series, *unsorted)
     tuned = runs.filter(pl.col("kind") == "tune")
-    finals = runs.filter(pl.col("kind") == "final").join(best, on=["slug", "number"], how="semi")
-    ranking = rank(finals, table.read(folder).steps)
-    sections, warnings = list(ranking.sections), list(ranking.warnings)
-    if missing := [name for name in names.values() if name not in ranking.order]:
-        warnings.append(f"{join(missing)} {'has' if len(missing) == 1 else 'have'} no final runs yet.")
+    finals = runs.filter(pl.col("kind") == "final").join(best_of(runs), on=["slug", "number"], how="semi")
+    sections, summary = ranking(finals, steps)
+    if missing := [name for name in names.values() if name not in finals["series"]]:
+        summary += f" {join(missing)} {'has' if len(missing) == 1 else 'have'} no final runs yet."
     tuning: list[tuple[str, ...]] = []
+    warnings: list[str] = []
     for one, axes in declared.axes.items():
-        rows, remarks = _tuning(
-            names[one], one, tuned.filter(pl.col("slug") == one.slug), axes, declared.seed
-        )
-        tuning += rows
-        warnings += remarks
+        rows, remarks = _tuning(one, axes, tuned.filter(pl.col("slug") == one.slug), declared.seed)
+        tuning += [(names[one.slug], *row) for row in rows]
+        warnings += [f"{names[one.slug]}: {remark}" for remark in remarks]
     head = ("Optimizer", "Runs", "Setting", "Best", "Searched")
-    rest = tuple((names[one], ", ".join(declared.never.get(one.text, ()))) for one in declared.axes)
-    sections[2:2] = [
+    rest = tuple((names[one.slug], ", ".join(declared.never[one.text])) for one in declared.axes)
+    sections += [
         Section("How each was tuned", Table(head, tuple(tuning)), _TUNING),
         Section("What was never tuned", Table(("Optimizer", "At their defaults"), rest, 2), folded=True),
     ]
@@ -246,7 +236,7 @@ def answer(folder: Path) -> Page:
             f"{tuned.height} tuning runs",
             f"{finals.height} final runs",
         ],
-        summary=ranking.summary,
+        summary=summary.strip(),
         warnings=warnings,
         sections=sections,
         runs=runs.drop("slug", "kind", "number", "conditions", "left_out"),
@@ -257,7 +247,7 @@ _TUNING = "The best values found, and between which they were searched. What is 
 
 
 def _tuning(
-    name: str, contestant: Contestant, runs: pl.DataFrame, axes: Sequence[Axis], seed: int
+    contestant: Contestant, axes: Sequence[Axis], runs: pl.DataFrame, seed: int
 ) -> tuple[list[tuple[str, ...]], list[str]]:
     """The rows of the table of tuning, and what ran out."""
     done = runs.drop_nulls("loss")
@@ -265,27 +255,23 @@ def _tuning(
     num = f"{done.height}" + (f", {lost} diverged" if lost else "")
     best = best_of(runs)
     if best.is_empty():
-        remark = f"{name}: no tuning run finished, so it has no best settings."
-        return [(name, num, NOTHING, NOTHING, NOTHING)], [remark]
+        remark = "no tuning run finished, so it has no best settings."
+        return [(num, NOTHING, NOTHING, NOTHING)], [remark]
     values = point(axes, seed, best["number"][0])
-    rows: list[tuple[str, ...]] = [
-        (name, num, axis.name, f"{values[axis.name]:g}", axis.words) for axis in axes
-    ]
-    given = (option.partition("=") for option in contestant.options)
-    rows += [(name, num, key, value, "given") for key, _, value in given]
+    rows: list[tuple[str, ...]] = [(num, axis.name, f"{values[axis.name]:g}", axis.words) for axis in axes]
+    for option in contestant.options:
+        key, _, value = option.partition("=")
+        rows.append((num, key, value, "given"))
     free = [axis for axis in axes if not axis.is_fixed]
-    edges = [
-        f"{axis.name} {values[axis.name]:g}" for axis in free if axis.is_rate and axis.edge(values[axis.name])
-    ]
     remarks = []
-    if edges:
-        remarks.append(
-            f"{name}: its best {join(edges)} is at the edge of its range; widen that with --space."
-        )
+    at_edge = [axis.name for axis in free if axis.is_rate and axis.is_edge(values[axis.name])]
+    if at_edge:
+        edges = join([f"{name} {values[name]:g}" for name in at_edge])
+        remarks.append(f"its best {edges} is at the edge of its range; widen that with --space.")
     if done.height < (needed := _RUNS_PER_AXIS * len(free)):
         remarks.append(
-            f"{name}: {done.height} runs for {join([axis.name for axis in free])}; the budget ran out before "
-            f"all were tuned, which takes {needed} or more."
+            f"{done.height} runs for {join([axis.name for axis in free])}; the budget ran out before all "
+            f"were tuned, which takes {needed} or more."
         )
     return rows, remarks
 

@@ -14,6 +14,7 @@ from merit_lab.command_line import rules
 from merit_lab.folders import refuse_file
 from merit_lab.models.names import KNOWN, find_model
 from merit_lab.runs import RunInUse
+from merit_lab.tables import Table, print_table
 from merit_lab.train import Interrupted, OptimizerConfig, TrainConfig
 from merit_lab.train.arguments import refuse_replaced_vocab, typed
 from merit_lab.train.rank import is_first_rank, is_reported_here
@@ -28,6 +29,10 @@ class StudyArguments:
     """The arguments that all studies have."""
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    optimizers: tuple[str, ...] = ("adamw", "lamb", "merit")
+    """The optimizers, in order, as NAME or NAME,OPTION=VALUE,..."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of the initial weights and of the data order."""
     out: Path | None = None
     """Folder of the study, which all machines that work on it share. None: runs/COMMAND-MODEL."""
     jobs: int = 1
@@ -82,13 +87,17 @@ def train_all(trials: Sequence[Trial], folder: Path, arguments: StudyArguments) 
 
 
 def conclude(command: str, make: Callable[[], Page], folder: Path) -> None:
-    """Print the answer of a study and write its page; on the first rank."""
-    if is_first_rank():
-        from merit_lab.study.answer import show
-
-        page = make()
-        show(page, command)
-        print(f"The page: {page.write(folder / 'report')}")
+    """Print what a study answers, with tables that are not folded, and write its page; on the first rank."""
+    if not is_first_rank():
+        return
+    page = make()
+    for section in page.sections:
+        for part in section.parts:
+            if isinstance(part, Table) and not section.folded:
+                print_table(part)
+    for warning in page.warnings:
+        print(f"{command}: {warning}", file=sys.stderr)
+    print(f"\n{page.summary}\nThe page: {page.write(folder / 'report')}")
 
 
 A = TypeVar("A", bound=StudyArguments)
@@ -117,6 +126,8 @@ def run_study(
     def whole() -> None:
         arguments, folder = _parse(name, kind, argv, replaced, optimizer or OptimizerConfig())
         refuse_file(folder)
+        if arguments.config.measure.validation_every == 0:
+            raise ValueError("measure.validation_every is 0; a study compares validation losses")
         conclude(f"merit {name}", work(arguments, folder), folder)
 
     return exit_status(f"merit {name}", whole)

@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -114,7 +114,7 @@ class Contestant:
 
 
 def labels(contestants: Sequence[Contestant]) -> dict[Contestant, str]:
-    """Display names: the optimizers, and what tells contestants with the same optimizers apart.
+    """Display names: the optimizers, and the settings of contestants with the same optimizers.
 
     Example:
         >>> texts = ["torch:SGD,momentum=0.9", "torch:SGD", "torch:Muon,rest=adamw"]
@@ -123,20 +123,16 @@ def labels(contestants: Sequence[Contestant]) -> dict[Contestant, str]:
     """
     names = display_names(name for one in contestants for name in (one.name, one.rest) if name is not None)
     pairs = {one: names[one.name] + (f" + {names[one.rest]}" if one.rest else "") for one in contestants}
-    num_with = Counter((pairs[one], detail) for one in contestants for detail in one._details)
     num_alike = Counter(pairs.values())
     return {
-        one: ", ".join(
-            [pair, *(detail for detail in one._details if num_with[pair, detail] < num_alike[pair])]
-        )
-        for one, pair in pairs.items()
+        one: ", ".join([pair, *(one._details if num_alike[pair] > 1 else [])]) for one, pair in pairs.items()
     }
 
 
-def usual_rate(config: TrainConfig, optimizer: str, known: Mapping[str, float] = _USUAL) -> float:
+def usual_rate(config: TrainConfig, optimizer: str) -> float:
     """A learning rate to begin with: one known to be good, the paper's, or the default of the class."""
-    if optimizer in known:
-        return known[optimizer]
+    if optimizer in _USUAL:
+        return _USUAL[optimizer]
     if not is_external(optimizer) and SETTINGS[optimizer].learning_rates:
         resolved = OptimizerConfig(name=optimizer).resolve(config.model)
         assert resolved.lr is not None

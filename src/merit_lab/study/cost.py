@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,11 +17,9 @@ from merit_lab.train.parallel import Ranks
 from merit_lab.train.reports import peak_flops
 
 UTILISATION = 0.4  # of a GPU's peak; GPT-2 small reaches 0.46 on an H200 (docs/performance.md)
-_SECONDS_TO_START_WORKERS = 10.0  # they import torch
 _TOKENS_TO_MEASURE = 4096  # a second on a CPU for a model of 10M parameters
 _SECONDS_TO_MEASURE = 1.0
-_BESIDES_STEPS = 1.3  # observations, checkpoints, start
-_FORWARD = 1 / 3  # share of a forward pass in a forward and backward pass
+_BESIDES_STEPS = 1.3  # validation, observations, checkpoints, start
 
 
 @dataclass(frozen=True)
@@ -44,22 +41,15 @@ class Cost:
     tokens: int
     """Tokens to train on."""
     flops: float
-    """Those of training and of validation."""
+    """Those of training."""
 
     @classmethod
     def of(cls, runs: Iterable[tuple[TrainConfig, int]]) -> Cost:
         """The cost of runs, each given with its number of completed steps."""
-        steps = [(config, (config.steps or 0) - done) for config, done in runs]
-        tokens = [config.batch * config.model.context * left for config, left in steps]
-        return cls(
-            num_runs=len(steps),
-            num_left=sum(left > 0 for _, left in steps),
-            tokens=sum(tokens),
-            flops=sum(
-                work_per_token(config.model) * (trained + _FORWARD * _tokens_to_validate(config, left))
-                for (config, left), trained in zip(steps, tokens, strict=True)
-            ),
-        )
+        left = [(config, (config.steps or 0) - done) for config, done in runs]
+        tokens = [config.batch * config.model.context * steps for config, steps in left]
+        work = [work_per_token(config.model) * num for (config, _), num in zip(left, tokens, strict=True)]
+        return cls(len(left), sum(steps > 0 for _, steps in left), sum(tokens), sum(work))
 
     def seconds(self, speed: Speed) -> float:
         """Time of the runs, one after the other."""
@@ -70,16 +60,15 @@ class Cost:
         return self.seconds(speed) * speed.num_gpus / 3600
 
 
-def estimate(trials: Sequence[Trial], jobs: int = 1) -> str:
+def estimate(trials: Sequence[Trial]) -> str:
     """The remaining work of trials and its approximate time here, as text; empty if all are done."""
     runs = [(trial.config, trial.steps_done) for trial in trials]
     cost = Cost.of(runs)
     if not cost.num_left:
         return ""
     speed = find_speed(max((config for config, _ in runs), key=lambda config: work_per_token(config.model)))
-    seconds = cost.seconds(speed) + (_SECONDS_TO_START_WORKERS if jobs > 1 else 0)
     count = "1 run" if cost.num_left == 1 else f"{cost.num_left} runs"
-    return f"{count}, {amount(cost.tokens)} tokens in all: about {duration(seconds)} here"
+    return f"{count}, {amount(cost.tokens)} tokens in all: about {duration(cost.seconds(speed))} here"
 
 
 def find_speed(config: TrainConfig) -> Speed:
@@ -100,14 +89,6 @@ def duration(seconds: float) -> str:
     if seconds < 90 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
-
-
-def _tokens_to_validate(config: TrainConfig, left: int) -> float:
-    """Tokens in the validations of a run's last steps; the first one is before the first step."""
-    if not left or not (every := config.measure.validation_every):
-        return 0
-    times = math.ceil(left / every) + (left == config.steps)
-    return times * config.measure.validation_sequences * config.model.context
 
 
 def _measured(config: TrainConfig, ranks: Ranks) -> Speed:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from merit_lab.models import PRESETS, num_parameters
 from merit_lab.study.command import conclude, exit_status
-from merit_lab.study.compare import answer, plan
+from merit_lab.study.compare import Arguments, answer, plan
 from merit_lab.train import MeasureConfig, TrainConfig
 
 
@@ -19,9 +19,10 @@ class Setup(NamedTuple):
     corpus: Literal["demo", "embedded"]
     model: str
     steps: int
-    rates: dict[str, tuple[float]]
+    rates: tuple[str, ...]
 
 
+_OPTIMIZERS = ("adamw", "lamb", "merit", "muon", "muon-merit")
 _BATCH = 256
 # The learning rates are the best of a grid by factors of two, with one seed:
 #   merit sweep tiny --data data/demo --batch 256 --steps 120 --measure.validation-sequences 512 --jobs 2
@@ -38,13 +39,13 @@ SETUPS = {
         "demo",
         "tiny",
         120,
-        {"adamw": (2e-3,), "lamb": (8e-2,), "merit": (4e-2,), "muon": (3.2e-2,), "muon-merit": (8e-2,)},
+        ("adamw=2e-3", "lamb=8e-2", "merit=4e-2", "muon=3.2e-2", "muon-merit=8e-2"),
     ),
     "cuda": Setup(
         "embedded",  # the model of 11M parameters reads 26 MB of text; the other text has 2 MB
         "nano-10m",
         200,
-        {"adamw": (5e-4,), "lamb": (2e-2,), "merit": (1e-2,), "muon": (1.6e-2,), "muon-merit": (4e-2,)},
+        ("adamw=5e-4", "lamb=2e-2", "merit=1e-2", "muon=1.6e-2", "muon-merit=4e-2"),
     ),
 }
 
@@ -83,8 +84,8 @@ def main(argv: Sequence[str]) -> int:
     )
 
     def work() -> None:
-        trials = plan(config, options.out, optimizers=list(setup.rates), seeds=[0], rates=setup.rates)
-        carry_out(trials, options.out)
-        conclude("merit demo", lambda: answer(trials), options.out.resolve())
+        arguments = Arguments(config=config, optimizers=_OPTIMIZERS, lr=setup.rates)
+        carry_out(plan(arguments, options.out), options.out)
+        conclude("merit demo", lambda: answer(options.out), options.out.resolve())
 
     return exit_status("merit demo", work)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from merit_lab.results.series import makes_a_series
@@ -17,8 +18,8 @@ from merit_lab.train.optimizer_options import default_of, parse_options, write_o
 from merit_optim.spelling import did_you_mean
 
 LR = "optimizer.lr"
-_OPTIONS, _REST_OPTIONS = "optimizer.options", "optimizer.rest_options"
-_TEXTS = (_OPTIONS, _REST_OPTIONS, "optimizer.overrides")  # whose items are OPTION=VALUE
+_OPTIONS = "optimizer.options"
+_TEXTS = (_OPTIONS, "optimizer.rest_options", "optimizer.overrides")  # whose items are OPTION=VALUE
 _DEDICATED_OPTIONS = {"data": "--data", "seed": "--seeds", "optimizer.name": "--optimizers", LR: "--lr"}
 
 
@@ -72,33 +73,27 @@ def parse_value(field: str, text: str) -> object:
     return (value,) if name == "without" and not isinstance(value, tuple) else value
 
 
-def option_of(field: str) -> tuple[str, str] | None:
-    """Split the name of an optimizer's option into its field and the option; None for other fields.
+def option_of(field: str) -> str | None:
+    """The optimizer's option that a field is; None for other fields.
 
     Example:
         >>> option_of("optimizer.options.momentum")
-        ('optimizer.options', 'momentum')
+        'momentum'
     """
     group, _, option = field.rpartition(".")
-    return (group, option) if group in (_OPTIONS, _REST_OPTIONS) and option.isidentifier() else None
+    return option if group == _OPTIONS and option.isidentifier() else None
 
 
 def short(field: str) -> str:
-    """A field's name without its group; rest_NAME for an option of a second optimizer."""
-    group, _, name = field.rpartition(".")
-    return f"rest_{name}" if group == _REST_OPTIONS else name
+    """A field's name without its group."""
+    return field.rpartition(".")[2]
 
 
 def value_of(config: TrainConfig, field: str) -> object:
     """The value of a field; the default of an option that is not set."""
-    if path := option_of(field):
-        group, option = path
-        is_first, chosen = group == _OPTIONS, config.optimizer
-        name = chosen.name if is_first else chosen.rest
-        options = chosen.options_by_name() if is_first else chosen.rest_options_by_name()
-        if option in options:
-            return options[option]
-        return None if name is None else default_of(name, option)
+    if option := option_of(field):
+        options = config.optimizer.options_by_name()
+        return options[option] if option in options else default_of(config.optimizer.name, option)
     value: Any = config
     for name in field.split("."):
         value = getattr(value, name)
@@ -107,19 +102,20 @@ def value_of(config: TrainConfig, field: str) -> object:
 
 def with_values(config: TrainConfig, values: Mapping[str, object]) -> TrainConfig:
     """Return a copy of a configuration with other values of some fields."""
-    options = {field: path for field in values if (path := option_of(field))}
     settings = config.to_dict()
-    for field in values.keys() - options:
-        *groups, name = field.split(".")
-        inner = settings
-        for group in groups:
-            inner = inner[group]
-        inner[name] = values[field]
+    for field, value in values.items():
+        if not option_of(field):
+            *groups, name = field.split(".")
+            inner = settings
+            for group in groups:
+                inner = inner[group]
+            inner[name] = value
     changed = TrainConfig.from_dict(settings)
-    for field, (group, option) in options.items():  # the optimizer must be set first
+    for field, value in values.items():  # the optimizer is set by now
         # An option that has the value by default is left out: then it is the same run.
-        if value_of(changed, field) != values[field]:
-            given: Any = value_of(changed, group)
+        if (option := option_of(field)) and value_of(changed, field) != value:
+            given = changed.optimizer.options
             others = [text for text in given if text.partition("=")[0] != option]
-            changed = with_values(changed, {group: (*others, write_option(option, values[field]))})
+            optimizer = replace(changed.optimizer, options=(*others, write_option(option, value)))
+            changed = replace(changed, optimizer=optimizer)
     return changed

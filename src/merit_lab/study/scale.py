@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +14,15 @@ import polars as pl
 
 from merit_lab.checks import check_at_least
 from merit_lab.data import Dataset
-from merit_lab.results.names import display_name
+from merit_lab.results.names import DISPLAY_NAMES
 from merit_lab.results.page import Page, Section
 from merit_lab.runs import table
 from merit_lab.runs.find import places
 from merit_lab.study.command import StudyArguments, run_study, train_all
-from merit_lab.study.compare import REPLACED, check_rates, parse_learning_rates
+from merit_lab.study.compare import REPLACED, rates_of
 from merit_lab.study.contestant import Contestant
 from merit_lab.study.fields import LR, with_values
-from merit_lab.study.fit import Estimate, ScalingCurve, fit_curve, steps_to_reach
+from merit_lab.study.fit import ScalingCurve, fit_curve, steps_to_reach
 from merit_lab.study.trial import Trial, check_distinct
 from merit_lab.tables import NOTHING, Table
 from merit_lab.text import join
@@ -54,23 +55,17 @@ class Arguments(StudyArguments):
     lr: tuple[str, ...]
     """Peak learning rates of the smallest batch: RATE for all, OPTIMIZER=RATE for one. The best of several
     counts at each batch."""
-    optimizers: tuple[str, ...] = ("adamw", "lamb", "merit")
-    """The optimizers, in order, as NAME or NAME,OPTION=VALUE,..."""
     rule: Rule = "sqrt"
     """How rates grow with the batch: by its square root, linear, or not at all (same)."""
-    base_batch: int | None = None
-    """The batch whose rates are given. None: the smallest."""
-    seeds: tuple[int, ...] = (0,)
-    """Seeds of the initial weights and of the data order."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status."""
 
     def work(arguments: Arguments, folder: Path) -> Callable[[], Page]:
-        rates = rates_by_batch(arguments)
+        _check(arguments)
         for batch in sorted(arguments.batches):
-            train_all(plan(arguments, folder, rates, batch), folder, arguments)
+            train_all(plan(arguments, folder, batch), folder, arguments)
         return lambda: answer(folder, arguments.target)
 
     replaced = {
@@ -82,10 +77,10 @@ def main(argv: Sequence[str]) -> int:
     return run_study("scale", Arguments, argv, work, replaced=replaced, optimizer=OptimizerConfig(final=1.0))
 
 
-def rates_by_batch(arguments: Arguments) -> dict[tuple[str, int], list[float]]:
-    """Check the arguments; return the learning rates of each optimizer and batch."""
+def _check(arguments: Arguments) -> None:
     for noun in ("seeds", "batches", "optimizers"):
         check_distinct(noun, getattr(arguments, noun))
+    check_at_least("a batch", min(arguments.batches), 1)
     if not (math.isfinite(arguments.target) and arguments.target > 0):
         raise ValueError(f"the target is {arguments.target}; it must be a validation loss in nats, above 0")
     if arguments.config.steps is None:
@@ -93,44 +88,32 @@ def rates_by_batch(arguments: Arguments) -> dict[tuple[str, int], list[float]]:
             "the maximum number of steps is not given; pass --steps, with more than the smallest batch is "
             "expected to need"
         )
-    smallest = min(arguments.batches)
-    base = smallest if arguments.base_batch is None else arguments.base_batch
-    check_at_least("a batch", smallest, 1)
-    check_at_least("--base-batch", base, 1)
-    given = parse_learning_rates(arguments.lr, everyone=arguments.optimizers)
-    check_rates(given, [Contestant.parse(text) for text in arguments.optimizers])
-    if missing := [name for name in arguments.optimizers if not given.get(name)]:
-        raise ValueError(f"{missing[0]} has no learning rate; write for example --lr {missing[0]}=1e-3")
-    power = _POWERS[arguments.rule]
-    return {
-        (name, batch): [float(f"{rate * (batch / base) ** power:.4g}") for rate in sorted(given[name])]
-        for name in arguments.optimizers
-        for batch in arguments.batches
-    }
 
 
-def plan(
-    arguments: Arguments, folder: Path, rates: Mapping[tuple[str, int], Sequence[float]], batch: int
-) -> list[Trial]:
+def plan(arguments: Arguments, folder: Path, batch: int) -> list[Trial]:
     """The trials with one batch; those with smaller ones are done, and say how long these may be.
 
     A run that is there is used as it is if it reached the target, diverged, or is long enough.
     """
     base, vocab_size = arguments.config, Dataset.open(arguments.config.data).vocab_size
     there = attempts(folder, arguments.target) if places(folder) else None
+    contestants = [Contestant.parse(text) for text in arguments.optimizers]
+    rates = rates_of(arguments.lr, contestants)
+    growth = (batch / min(arguments.batches)) ** _POWERS[arguments.rule]
     trials = []
-    for seed in arguments.seeds:
-        for text in arguments.optimizers:
-            one = Contestant.parse(text)
-            start = dataclasses.replace(base, optimizer=one.over(base.optimizer))
-            limit = _limit(base, there, one, batch)
-            for lr in rates[text, batch]:
-                name = f"{one.slug}-batch{batch}-lr{lr:g}-to{arguments.target:g}-seed{seed}"
-                steps = limit if there is None else _enough(there.filter(pl.col("stem") == name), limit)
-                values = {LR: lr, "batch": batch, "seed": seed, "steps": steps, "target": arguments.target}
-                values["measure.validation_every"] = math.ceil(steps / _VALIDATIONS)
-                config = with_values(start, values).resolve(vocab_size)
-                trials.append(Trial(folder / f"{name}-steps{steps}", config))
+    for seed, one in itertools.product(arguments.seeds, contestants):
+        start = dataclasses.replace(base, optimizer=one.over(base.optimizer))
+        limit = _limit(base, there, one, batch)
+        if not rates[one.text]:
+            raise ValueError(f"{one.text} has no learning rate; write for example --lr {one.text}=1e-3")
+        for rate in rates[one.text]:
+            lr = float(f"{rate * growth:.4g}")
+            name = f"{one.slug}-batch{batch}-lr{lr:g}-to{arguments.target:g}-seed{seed}"
+            steps = limit if there is None else _enough(there.filter(pl.col("stem") == name), limit)
+            values = {LR: lr, "batch": batch, "seed": seed, "steps": steps, "target": arguments.target}
+            values["measure.validation_every"] = math.ceil(steps / _VALIDATIONS)
+            config = with_values(start, values).resolve(vocab_size)
+            trials.append(Trial(folder / f"{name}-steps{steps}", config))
     return trials
 
 
@@ -194,36 +177,27 @@ def chosen(runs: pl.DataFrame) -> pl.DataFrame:
 def answer(folder: Path, target: float) -> Page:
     """The steps at each batch, and the curve fitted to them, of all runs in a folder."""
     runs = attempts(folder, target)
-    kinds = dict(runs.select("contestant", "optimizer.name").iter_rows())
-    titles = {slug: display_name(name) for slug, name in kinds.items()}
-    names = titles if len(set(titles.values())) == len(titles) else {slug: slug for slug in titles}
-    series = pl.col("contestant").replace_strict(names, return_dtype=pl.String)
-    best = chosen(runs).with_columns(series.alias("series"))
+    best = chosen(runs).with_columns(pl.col("contestant").replace(DISPLAY_NAMES).alias("series"))
     # The curve is that of the batches at which every seed reached the target.
     whole = best.filter(pl.col("reached").is_not_null().all().over("series", "batch"))
-    by_series = {name: whole.filter(pl.col("series") == name) for name in names.values()}
+    names = best["series"].unique(maintain_order=True)
+    by_series = {name: whole.filter(pl.col("series") == name) for name in names}
     curves = {
         name: fit_curve(mine["batch"].to_list(), mine["reached"].to_list())
         for name, mine in by_series.items()
     }
     context = int(runs["model.context"][0])
-    sections = [
-        Section("Steps to the target", _steps_table(best, context), "At the best rate of each batch."),
-        Section(
-            "The critical batch",
-            _curve_table(curves, by_series, context),
-            "Fitted: S = S_min (1 + B_crit / B). At the critical batch a run takes twice the least steps and "
-            "twice the least data.",
-        ),
-        *_chart(best, curves, target),
-    ]
+    caption = "At the best rate of each batch."
     said = "; ".join(_describe(name, mine, curves[name]) for name, mine in by_series.items())
     return Page(
         title=f"Steps to a loss of {target:g}",
         facts=[f"{runs.height} runs", f"{context} tokens a sequence"],
         summary=f"To a validation loss of {target:g}: {said}.",
         warnings=_warnings(runs, best),
-        sections=sections,
+        sections=[
+            Section("Steps to the target", _steps_table(best, context), caption),
+            *_chart(best, curves, target),
+        ],
         runs=runs,
     )
 
@@ -238,8 +212,11 @@ def _describe(name: str, whole: pl.DataFrame, curve: ScalingCurve | None) -> str
     critical = curve.critical_batch
     is_above = whole["batch"] >= critical.value
     where = ", which lies outside the batches tried" if is_above.n_unique() == 1 else ""
-    estimate = f"{_digits(critical.value)} sequences (95% interval {_ends(critical)})"
-    return f"{name} has a critical batch of {estimate}{where}"
+    batch, least = (
+        f"{_digits(one.value)} {unit} (95% interval {_digits(one.low)} to {_digits(one.high)})"
+        for one, unit in ((critical, "sequences"), (curve.least_steps, "steps at least"))
+    )
+    return f"{name} has a critical batch of {batch}{where}, and takes {least}"
 
 
 def _warnings(runs: pl.DataFrame, best: pl.DataFrame) -> list[str]:
@@ -284,22 +261,6 @@ def _steps_table(best: pl.DataFrame, context: int) -> Table:
     return Table((*head, "Of the ideal speed-up"), tuple(rows))
 
 
-def _curve_table(
-    curves: Mapping[str, ScalingCurve | None], whole: Mapping[str, pl.DataFrame], context: int
-) -> Table:
-    rows = []
-    for name, curve in curves.items():
-        num = str(whole[name].height)
-        if curve is None:
-            rows.append((name, *[NOTHING] * 5, num))
-            continue
-        critical, least = curve.critical_batch, curve.least_steps
-        cells = [_digits(critical.value), _ends(critical), _digits(critical.value * context)]
-        rows.append((name, *cells, _digits(least.value), _ends(least), num))
-    head = ("Optimizer", "Critical batch", "95% interval", "In tokens", "Least steps", "95% interval", "Runs")
-    return Table(head, tuple(rows))
-
-
 def _chart(best: pl.DataFrame, curves: Mapping[str, ScalingCurve | None], target: float) -> list[Section]:
     from merit_lab.results import charts  # altair takes a second to import
 
@@ -323,15 +284,12 @@ def _chart(best: pl.DataFrame, curves: Mapping[str, ScalingCurve | None], target
         reached.select(columns),
         name="steps-to-target",
         title=f"Steps to a validation loss of {target:g}",
-        caption="Dots are runs; lines are the fitted curves, or join the means; a triangle did not reach it.",
+        caption="Dots are runs; lines are the fitted curves S = S_min (1 + B_crit / B), or join the means; a "
+        "triangle did not reach it. At the critical batch a run takes twice the least steps and data.",
         fits=pl.DataFrame(fits) if fits else None,
         missed=missed if not missed.is_empty() else None,
     )
     return [Section("Steps against the batch", chart)]
-
-
-def _ends(estimate: Estimate) -> str:
-    return f"{_digits(estimate.low)} to {_digits(estimate.high)}"
 
 
 def _digits(value: float) -> str:

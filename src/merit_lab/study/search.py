@@ -11,10 +11,9 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from rich.console import Console
 
 from merit_lab.checks import check_at_least
 from merit_lab.data import Dataset
@@ -58,64 +57,83 @@ def carry_out(
             f"--jobs is {jobs}, but the {ranks.size} processes of torchrun train one run at a time together; "
             "leave out --jobs, or start the command without torchrun"
         )
-    jobs = min(jobs, ranks.first(lambda: _begin(trials, folder, storage, ranks, jobs)))
-    console = Console(stderr=True, highlight=False, quiet=not ranks.is_first)
-    held = Trials(folder, storage) if ranks.is_first else None
-    taken: dict[Path, contextlib.ExitStack] = {}
-    failed: dict[Path, str] = {}
-    pool, began, num_here, waits = Pool(), time.monotonic(), 0, False
-
-    def say(place: int, text: str) -> None:
-        console.print(f"[{place} of {len(trials)}] {text}", markup=False, soft_wrap=True)
-
-    def left() -> list[Trial]:
-        return [trial for trial in trials if not (trial.is_done or trial.folder in failed)]
-
-    with contextlib.ExitStack() as everything:
-
-        def take(but: Collection[Path]) -> Trial | None:
-            stack = everything.enter_context(contextlib.ExitStack())
-            free = [trial for trial in left() if trial.folder not in taken and trial.folder not in but]
-            trial = stack.enter_context(held.take(free)) if held else None
-            if trial is not None:
-                taken[trial.folder] = stack
-                say(trials.index(trial) + 1, f"{trial.folder.name} {'resumes' if trial.exists else 'starts'}")
-            return trial
-
-        while ranks.first(left):
-            busy: set[Path] = set()  # what another command than a study's trains
-
-            def draw(busy: set[Path] = busy) -> Iterator[Job]:
-                while trial := ranks.first(lambda: take(busy)):
-                    yield trial.folder, trial.config
-
-            for done in hand_out(draw(), jobs, folder / "logs") if jobs > 1 else _train(draw(), pool):
-                waits = False
-                if done.status == "in use":
-                    busy.add(done.folder)
-                else:
-                    num_here += 1
-                if done.status == "failed":
-                    failed[done.folder] = done.error
-                if ranks.is_first:
-                    taken.pop(done.folder).close()
-                    to_do = len(left())
-                    seconds = (time.monotonic() - began) * to_do / max(1, num_here)
-                    rest = f", about {duration(seconds)} left" if to_do else ""
-                    say(len(trials) - to_do, f"{done.folder.name} {done.status}{rest}")
+    jobs = min(jobs, ranks.first(lambda: _begin(trials, folder, storage, ranks)))
+    pool = Pool()
+    with Trials(folder, storage) if ranks.is_first else contextlib.nullcontext() as held:
+        work = _Work(trials, ranks, held)
+        while ranks.first(work.left):
+            drawn = work.draw()
+            for done in hand_out(drawn, jobs, folder / "logs") if jobs > 1 else _train(drawn, pool):
+                work.note(done)
                 if done.status not in ("failed", "in use"):
                     ranks.first(conclude)
-            if ranks.first(left):
-                if not waits:
-                    console.print("waiting for trials that other processes train", style="bold")
-                waits = True
-                time.sleep(_POLL_SECONDS)
-    if failed:
-        path, error = next(iter(failed.items()))
-        raise ChildProcessError(f"{len(failed)} runs failed; {path.name}: {error}")
+            if ranks.first(work.left):
+                work.wait()
+    if work.failed:
+        path, error = next(iter(work.failed.items()))
+        raise ChildProcessError(f"{len(work.failed)} runs failed; {path.name}: {error}")
 
 
-def _begin(trials: Sequence[Trial], folder: Path, storage: str | None, ranks: Ranks, jobs: int) -> int:
+@dataclass
+class _Work:
+    """The trials of a call: what is left of them, and what is said. Only the first rank holds some."""
+
+    trials: Sequence[Trial]
+    ranks: Ranks
+    held: Trials | None
+    failed: dict[Path, str] = field(default_factory=dict)
+    busy: set[Path] = field(default_factory=set)  # what another command than a study's trains
+    num_here: int = 0
+    waits: bool = False
+    began: float = field(default_factory=time.monotonic)
+
+    def left(self) -> list[Trial]:
+        """The trials that are yet to train, here or elsewhere."""
+        return [trial for trial in self.trials if not (trial.is_done or trial.folder in self.failed)]
+
+    def draw(self) -> Iterator[Job]:
+        """Take one trial after the other, until others have all that are left."""
+        self.busy.clear()
+        while trial := self.ranks.first(self._take):
+            yield trial.folder, trial.config
+
+    def _take(self) -> Trial | None:
+        assert self.held is not None
+        trial = self.held.take(trial for trial in self.left() if trial.folder not in self.busy)
+        if trial is not None:
+            place = self.trials.index(trial) + 1
+            self._say(place, f"{trial.folder.name} {'resumes' if trial.exists else 'starts'}")
+        return trial
+
+    def note(self, done: Done) -> None:
+        """Release a trial, and say what became of it."""
+        if self.held is None:
+            return
+        self.waits = False
+        if done.status == "in use":
+            self.busy.add(done.folder)
+        else:
+            self.num_here += 1
+        if done.status == "failed":
+            self.failed[done.folder] = done.error
+        self.held.release(next(trial for trial in self.trials if trial.folder == done.folder))
+        num_left = len(self.left())
+        seconds = (time.monotonic() - self.began) * num_left / max(1, self.num_here)
+        rest = f", about {duration(seconds)} left" if num_left else ""
+        self._say(len(self.trials) - num_left, f"{done.folder.name} {done.status}{rest}")
+
+    def wait(self) -> None:
+        """Wait a moment for those who train what is left."""
+        if self.held is not None and not self.waits:
+            print("waiting for trials that other processes train", file=sys.stderr)
+        self.waits = True
+        time.sleep(_POLL_SECONDS)
+
+    def _say(self, place: int, text: str) -> None:
+        print(f"[{place} of {len(self.trials)}] {text}", file=sys.stderr)
+
+
+def _begin(trials: Sequence[Trial], folder: Path, storage: str | None, ranks: Ranks) -> int:
     """Check all trials, add them to the study, and say what they take; return how many are not done."""
     datasets = {data: Dataset.open(data) for data in {trial.config.data for trial in trials}}
     check_folders(trials, datasets)
@@ -129,7 +147,7 @@ def _begin(trials: Sequence[Trial], folder: Path, storage: str | None, ranks: Ra
                 raise ValueError(f"the run {trial.folder.name} cannot be trained: {error}") from error
             checked.add(config)
     Trials(folder, storage).add(trials)
-    if text := estimate(trials, jobs):
+    if text := estimate(trials):
         print(text, file=sys.stderr)
     return len(left)
 

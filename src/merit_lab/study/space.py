@@ -16,6 +16,7 @@ far into its range with one optimizer as with another.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,15 +25,14 @@ import numpy as np
 
 from merit_lab.study.contestant import FIELDS, Contestant, usual_rate
 from merit_lab.text import join
-from merit_lab.train import TrainConfig
+from merit_lab.train import OptimizerConfig, TrainConfig
 from merit_lab.train.optimizer_names import class_of
 from merit_lab.train.optimizer_options import default_of, option_names, takes
 
 # An axis has the same place in the sequence for every optimizer.
 _PLACES = {"lr": 0, "rest_lr": 1, "rest_share": 1, "warmup": 2, "momentum": 3, "beta1": 3, "beta2": 4}
-_PLACES["weight_decay"] = 5
-_MOST_OPTIONS = 4  # named by the user, with the places after these
-_DIMENSIONS = 1 + max(_PLACES.values()) + _MOST_OPTIONS
+_PLACES |= {"weight_decay": 5}
+_NUM_PLACES, _MOST_OPTIONS = 6, 4  # after these places are those of options that the user names
 _FROM_ONE = ("momentum", "beta1", "beta2")  # logarithmic in the distance from 1
 _FACTOR = 4.0  # of a learning rate, down and up
 _SHARES, _MOMENTA, _BETA2, _DECAYS = (0.2, 3.2), (0.8, 0.975), (0.8, 0.99), (0.02, 0.5)
@@ -67,10 +67,9 @@ class Axis:
             return _rounded(1 - (1 - self.low) * ((1 - self.high) / (1 - self.low)) ** unit)
         return _rounded(self.low * (self.high / self.low) ** unit)
 
-    def edge(self, value: float) -> str:
-        """The side of the axis that a value is at, "low" or "high"; empty between them."""
-        near = (self.at(_NEAR_EDGE), self.at(1 - _NEAR_EDGE))
-        return "" if self.is_fixed or near[0] < value < near[1] else "low" if value <= near[0] else "high"
+    def is_edge(self, value: float) -> bool:
+        """Whether a value is at an end of what is searched."""
+        return not self.at(_NEAR_EDGE) < value < self.at(1 - _NEAR_EDGE)
 
     @property
     def words(self) -> str:
@@ -84,7 +83,7 @@ def point(axes: Sequence[Axis], seed: int, number: int) -> dict[str, float]:
         return {axis.name: axis.start for axis in axes}
     unit = _sequence(seed, 1 << number.bit_length())[number - 1]
     others = [axis.name for axis in axes if axis.name not in _PLACES]
-    places = _PLACES | {name: 1 + max(_PLACES.values()) + place for place, name in enumerate(others)}
+    places = _PLACES | {name: _NUM_PLACES + place for place, name in enumerate(others)}
     return {axis.name: axis.at(float(unit[places[axis.name]])) for axis in axes}
 
 
@@ -112,7 +111,7 @@ class Space:
     def settings(self, values: Mapping[str, float]) -> dict[str, object]:
         """The fields of a configuration, by dotted name, for values by axis."""
         fields: dict[str, object] = {}
-        betas = _betas(self.contestant, self.base)
+        betas = _betas(self.base.optimizer)
         for name, value in values.items():
             if name == "rest_share":
                 fields["optimizer.options.rest_lr"] = _rounded(value * values["lr"])
@@ -157,7 +156,7 @@ def space_of(contestant: Contestant, base: TrainConfig, changes: Sequence[str] =
     momentum = default_of(config.optimizer.name, "momentum")
     if isinstance(momentum, int | float) and 0 <= momentum < 1 and "momentum" not in options:
         add("momentum", *_MOMENTA, momentum)
-    if (betas := _betas(contestant, base)) is not None:
+    if (betas := _betas(config.optimizer)) is not None:
         add("beta1", *_MOMENTA, betas[0])
         add("beta2", *_BETA2, betas[-1])
     names = [name for name in (config.optimizer.name, config.optimizer.rest) if name is not None]
@@ -168,14 +167,13 @@ def space_of(contestant: Contestant, base: TrainConfig, changes: Sequence[str] =
     if len(set(changed) - set(_PLACES)) > _MOST_OPTIONS:
         raise ValueError(f"--space names {join(list(changed))}; at most {_MOST_OPTIONS} can be options")
     for name, (low, high) in changed.items():
-        if name not in axes and not takes(class_of(contestant.name), name):
+        if name not in axes and (name in FIELDS or not takes(class_of(contestant.name), name)):
             if any(parse_change(text)[:2] == ("", name) for text in changes):
                 continue  # it is for those that have it
             raise ValueError(
                 f"--space changes {name}, which {contestant.text} does not have; it has {join(list(axes))}, "
                 "and the options of its class"
             )
-        _check_range(name, low, high)
         middle = Axis(name, low, high, low).at(0.5)
         start = axes[name].start if name in axes and not name.endswith("lr") else middle
         add(name, low, high, start)
@@ -209,35 +207,31 @@ def parse_change(text: str) -> tuple[str, str, float, float]:
     """
     left, _, values = text.rpartition("=")
     name, _, axis = left.rpartition(".")
-    low, _, high = values.partition(":")
+    first, _, second = values.partition(":")
     try:
         if not axis.isidentifier():
             raise ValueError
-        return name, axis, float(low), float(high or low)
+        low, high = float(first), float(second or first)
     except ValueError:
         raise ValueError(
             f"cannot parse --space {text!r}; write NAME.AXIS=LOW:HIGH to search between two values, or "
             "NAME.AXIS=VALUE for one, as in muon.lr=0.004:0.06"
         ) from None
-
-
-def _check_range(name: str, low: float, high: float) -> None:
-    most = 1.0 if name in (*_FROM_ONE, "warmup") else math.inf
-    fits = low <= high < math.inf and (high < most if name in _FROM_ONE else high <= most)
-    if not fits or not (low > 0 or (low == high == 0 and not name.endswith("lr"))):
-        below = "" if most == math.inf else " and at most 1" if name == "warmup" else " and below 1"
+    below = " and below 1" if axis in _FROM_ONE else " and at most 1" if axis == "warmup" else ""
+    most = math.nextafter(1.0, 0.0) if axis in _FROM_ONE else 1.0 if axis == "warmup" else sys.float_info.max
+    may_be_zero = low == high and not axis.endswith("lr")
+    if not 0 <= low <= high <= most or (low == 0 and not may_be_zero):
         raise ValueError(
-            f"--space has {name} from {low:g} to {high:g}; the values must be above 0{below}, the lower first"
+            f"--space has {axis} from {low:g} to {high:g}; the values must be above 0{below}, the lower first"
         )
+    return name, axis, low, high
 
 
-def _betas(contestant: Contestant, base: TrainConfig) -> tuple[float, ...] | None:
+def _betas(optimizer: OptimizerConfig) -> tuple[float, ...] | None:
     """The betas from which the search starts; None if the optimizer has none, or if they are given."""
-    config = contestant.over(base.optimizer)
-    default = default_of(config.name, "betas")
-    if config.betas is not None or "betas" in config.options_by_name():
-        return None
-    if not isinstance(default, tuple) or len(default) < 2:
+    default = default_of(optimizer.name, "betas")
+    is_given = optimizer.betas is not None or "betas" in optimizer.options_by_name()
+    if is_given or not isinstance(default, tuple) or len(default) < 2:
         return None
     is_decay = all(isinstance(one, int | float) and 0 <= one < 1 for one in default)
     return tuple(map(float, default)) if is_decay else None
@@ -256,7 +250,7 @@ def _sequence(seed: int, num: int) -> np.ndarray:
     """The first points of Halton's sequence, scrambled by the seed. A longer one begins with a shorter."""
     from scipy.stats import qmc  # type: ignore[import-untyped]  # takes seconds
 
-    points: np.ndarray = qmc.Halton(_DIMENSIONS, scramble=True, rng=seed).random(num)
+    points: np.ndarray = qmc.Halton(_NUM_PLACES + _MOST_OPTIONS, scramble=True, rng=seed).random(num)
     return points
 
 

@@ -16,9 +16,9 @@ from merit_lab.results.names import display_names
 from merit_lab.results.page import Page, Section
 from merit_lab.runs import table
 from merit_lab.runs.settings import show
+from merit_lab.study import compare
 from merit_lab.study.answer import LOSS
-from merit_lab.study.command import StudyArguments, run_study, train_all
-from merit_lab.study.compare import REPLACED, parse_learning_rates, plan
+from merit_lab.study.command import run_study, train_all
 from merit_lab.study.fields import LR, find_field, option_of, parse_value, short
 from merit_lab.study.trial import check_distinct
 from merit_lab.tables import NOTHING, Table
@@ -31,7 +31,7 @@ _NO_SETTINGS = ("optimizer.name", "loss", "seeds", "run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(StudyArguments):
+class Arguments(compare.Arguments):
     """Train one model at many learning rates or other settings, and show which are best.
 
     Each run is a directory in OUT, the page is OUT/report. To continue after an interruption, run the same
@@ -39,8 +39,6 @@ class Arguments(StudyArguments):
     OUT are on the page.
     """
 
-    optimizers: tuple[str, ...] = ("adamw", "lamb", "merit")
-    """The optimizers, in order, as NAME or NAME,OPTION=VALUE,..."""
     lr: tuple[str, ...] = ()
     """Peak learning rates: RATE for all, OPTIMIZER=RATE for one. Default: five around the paper's."""
     fields: Annotated[
@@ -49,30 +47,19 @@ class Arguments(StudyArguments):
         tyro.conf.UseAppendAction,
     ] = ()
     """Another field of the configuration and its values, as in: optimizer.weight-decay 0 0.1."""
-    seeds: tuple[int, ...] = (0,)
-    """Seeds of the initial weights and of the data order."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit status."""
 
     def work(arguments: Arguments, folder: Path) -> Callable[[], Page]:
-        if arguments.config.measure.validation_every == 0:
-            raise ValueError("measure.validation_every is 0; a sweep compares final validation losses")
         fields = parse_fields(arguments.fields, arguments.config)
-        trials = plan(
-            arguments.config,
-            folder,
-            optimizers=arguments.optimizers,
-            seeds=arguments.seeds,
-            rates=parse_learning_rates(arguments.lr, everyone=arguments.optimizers),
-            usual=_around_the_paper,
-            grid=[dict(zip(fields, values, strict=True)) for values in itertools.product(*fields.values())],
-        )
+        grid = [dict(zip(fields, values, strict=True)) for values in itertools.product(*fields.values())]
+        trials = compare.plan(arguments, folder, _around_the_paper, grid)
         train_all(trials, folder, arguments)
         return lambda: answer(folder, list(fields))
 
-    replaced = {**REPLACED, "--optimizer.lr": "--lr 1e-3 2e-3 4e-3"}
+    replaced = {**compare.REPLACED, "--optimizer.lr": "--lr 1e-3 2e-3 4e-3"}
     return run_study("sweep", Arguments, argv, work, replaced=replaced)
 
 
@@ -87,9 +74,9 @@ def parse_fields(texts: Iterable[Sequence[str]], config: TrainConfig) -> dict[st
         fields[field] = [parse_value(field, value) for value in values]
         check_distinct(f"values of {field}", fields[field])
     for field in fields:
-        if (path := option_of(field)) and path[0] in fields:
+        if option_of(field) and (whole := field.rpartition(".")[0]) in fields:
             raise ValueError(
-                f"--set {path[0]} sets all options and --set {field} one of them; use only one of the two"
+                f"--set {whole} sets all options and --set {field} one of them; use only one of the two"
             )
     return fields
 
@@ -157,7 +144,7 @@ def answer(folder: Path, fields: Sequence[str] = ()) -> Page:
         warnings.append(f"{left} of the runs are not finished and do not count.")
     caption = "The mean loss over seeds, in nats per token. RUN/config.json in this folder has the settings."
     sections = [
-        Section("The best", _table(best, with_run=True), caption),
+        Section("The best", _table(best), caption),
         Section("Every point", _table(found), folded=True),
     ]
     if not best.is_empty():
@@ -193,17 +180,17 @@ def _words(name: str) -> str:
     return short(name).replace("_", " ")
 
 
-def _table(found: pl.DataFrame, *, with_run: bool = False) -> Table:
+def _table(found: pl.DataFrame) -> Table:
     settings = [name for name in found.columns if name not in _NO_SETTINGS]
-    head = ("Optimizer", *(["Run"] if with_run else []), *(_words(name).capitalize() for name in settings))
+    head = ("Optimizer", "Run", *(_words(name).capitalize() for name in settings), "Loss", "Seeds")
     rows = (
         (
             row["optimizer.name"],
-            *([row["run"]] if with_run else []),
+            row["run"],
             *(NOTHING if row[name] is None else show(row[name]) for name in settings),
             f"{row['loss']:.3f}" if math.isfinite(row["loss"]) else "diverged",
             str(row["seeds"]),
         )
         for row in found.to_dicts()
     )
-    return Table((*head, "Loss", "Seeds"), tuple(rows), num_text=1 + with_run)
+    return Table(head, tuple(rows), num_text=2)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from merit_lab.data import Dataset
 from merit_lab.results.series import makes_a_series
 from merit_lab.runs import OVER, Run, holds_run, is_locked
-from merit_lab.train import TrainConfig
+from merit_lab.train import CheckpointConfig, MeasureConfig, TrainConfig
 
 _DONE: set[Path] = set()  # runs that are over are not read again
 
@@ -45,6 +45,12 @@ class Trial:
         return int(lines[-1]["step"]) if lines else 0
 
 
+def settings_of(config: TrainConfig) -> str:
+    """A hash of what is trained; how often it is measured and saved is not part of that."""
+    measure = MeasureConfig(validation_sequences=config.measure.validation_sequences)
+    return replace(config, measure=measure, checkpoint=CheckpointConfig()).fingerprint
+
+
 def check_distinct(noun: str, values: Sequence[object]) -> None:
     """Raise ValueError if ``values`` is empty or has duplicates."""
     if not values:
@@ -54,28 +60,18 @@ def check_distinct(noun: str, values: Sequence[object]) -> None:
 
 
 def check_folders(trials: Sequence[Trial], datasets: Mapping[Path, Dataset]) -> None:
-    """Raise ValueError if two trials share a folder, or if one holds a run with other settings or data."""
-    first: dict[Path, Trial] = {}
+    """Raise ValueError if the folder of a trial holds a run with other settings or data."""
     for trial in trials:
-        if other := first.get(trial.folder):
-            differences = other.config.differences(trial.config)
-            both = ", ".join(f"{name} {one} and {two}" for name, (one, two) in differences.items())
+        if not trial.exists:
+            continue
+        run = Run.open(trial.folder)
+        differences = TrainConfig.from_dict(run.config).differences(trial.config)
+        # How often a run measured changes nothing.
+        differing = [name for name in differences if makes_a_series(name) or name == "seed"]
+        if run.data_fingerprint != datasets[trial.config.data].fingerprint:
+            differing.append("data")
+        if differing:
             raise ValueError(
-                f"two runs with {both} would share the folder {trial.folder}; choose values further apart, "
-                "or use two folders"
+                f"{run.folder} holds a run with a different {', '.join(differing)}; choose another folder "
+                "with --out"
             )
-        first[trial.folder] = trial
-        if trial.exists:
-            run = Run.open(trial.folder)
-            recorded = TrainConfig.from_dict(run.config)
-            # How often a run measured changes nothing.
-            differing = [
-                name for name in recorded.differences(trial.config) if makes_a_series(name) or name == "seed"
-            ]
-            if run.data_fingerprint != datasets[trial.config.data].fingerprint:
-                differing.append("data")
-            if differing:
-                raise ValueError(
-                    f"{run.folder} holds a run with a different {', '.join(differing)}; choose another "
-                    "folder with --out, or remove that run"
-                )

@@ -9,7 +9,7 @@ import fake_runs
 import pytest
 
 from merit_lab.models import PRESETS
-from merit_lab.study.advise import Size, advise, main, observe, read_records
+from merit_lab.study.advise import Size, advise, main, read_records
 from merit_lab.train import OptimizerConfig, TrainConfig
 
 TINY = PRESETS["tiny"]
@@ -111,14 +111,3 @@ def test_a_batch_and_hours_are_answered_when_asked(
     printed = capsys.readouterr().out
     assert "Batch: 64, the largest within 0.05 of the lowest loss" in printed
     assert "Time: about" in printed
-
-
-def test_an_observation_is_as_sharp_as_its_valley(record: Callable[..., None], tmp_path: Path) -> None:
-    for lr in (0.005, 0.01, 0.02):
-        record("adamw", lr, 3.0 + 2.0 * math.log2(lr / 0.012) ** 2)
-        record("merit", lr, 3.0 + 0.02 * math.log2(lr / 0.012) ** 2)
-    record("lamb", 0.01)
-    records = read_records(tmp_path)
-    seen = {name: observe(group) for (name,), group in records.group_by("optimizer.name")}
-    assert math.exp(seen["adamw"].rate) == pytest.approx(0.012, rel=0.01)
-    assert seen["adamw"].deviation < seen["merit"].deviation <= seen["lamb"].deviation == math.log(2)

@@ -42,7 +42,7 @@ def test_all_are_tuned_alike_and_the_best_is_trained_with_fresh_seeds(
     run: Callable[..., int], out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*THREE) == 0
-    runs = arena.read(out)
+    runs = arena.read(out).runs
     tuned = runs.filter(pl.col("kind") == "tune")
     assert sorted(tuned["slug"].to_list()) == sorted(["adamw", "muon", "muon-merit"] * 4)
     assert tuned["seed"].unique().to_list() == [0]
@@ -59,7 +59,7 @@ def test_all_are_tuned_alike_and_the_best_is_trained_with_fresh_seeds(
 
     page = (out / "report" / "table.md").read_text()
     means = dict(finals.group_by("slug").agg(pl.col("loss").mean()).iter_rows())
-    shown = re.findall(r"^\| (\w+) \| (\d\.\d{3}) \|", page, flags=re.MULTILINE)
+    shown = re.findall(r"^\| (\w+) \| 3 finished \| (\d\.\d{3}) ", page, flags=re.MULTILINE)
     assert shown == [
         (name, f"{means[slug]:.3f}")
         for slug, name in (("muon-merit", "MuonMERIT"), ("muon", "Muon"), ("adamw", "AdamW"))
@@ -69,7 +69,7 @@ def test_all_are_tuned_alike_and_the_best_is_trained_with_fresh_seeds(
     pair = statistic.simultaneous(by_seed)["muon-merit", "muon"]
     assert f"{-pair.mean:+.3f} ({-pair.high:+.3f} to {-pair.low:+.3f})" in page
     printed = capsys.readouterr()
-    assert "MuonMERIT ends lowest" in printed.out
+    assert "MuonMERIT ended lowest" in printed.out
     assert "the budget ran out before all were tuned, which takes 8 or more" in printed.err
 
 
@@ -119,8 +119,13 @@ def test_what_is_level_is_named_and_what_diverges_too(
     fake.loss = loss
     assert run("--optimizers", "adamw", "muon", "muon-merit", "--budget", "2") == 0
     printed = capsys.readouterr()
-    assert re.search(r"(Muon|MuonMERIT) cannot be told from it by these seeds", printed.out)
-    assert "AdamW diverged with seed 2" in printed.err
+    assert re.search(
+        r"(Muon|MuonMERIT) ended lowest.*; level with (Muon|MuonMERIT) \(.*3 seeds\)", printed.out
+    )
+    assert "AdamW diverged at step" in printed.out
+    fake.trained.clear()
+    assert run("--optimizers", "adamw", "muon", "muon-merit", "--budget", "2") == 0
+    assert fake.trained == [], "a run that diverged would diverge again"
 
 
 def test_the_folder_says_which_arena_it_is(
@@ -149,7 +154,7 @@ def test_the_folder_says_which_arena_it_is(
         (["--optimizers", "a=b"], "cannot parse the contestant 'a=b'"),
         (["--optimizers", "adamw,lr=none"], "has lr=none; it must be a number above 0"),
         (["--space", "muon.lr=0.1"], "names muon, which is none of the contestants: adamw"),
-        (["--measure.validation-every", "0"], "an arena compares validation losses"),
+        (["--measure.validation-every", "0"], "a study compares validation losses"),
         (["--optimizer.lr", "0.1"], "--optimizer.lr 0.1 is of a single run; `merit arena` takes"),
         (["--add", "muon"], "holds no arena; `merit arena ... --out"),
     ],
@@ -173,7 +178,6 @@ def test_missing_runs_are_listed_for_another_machine(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-
     path = tmp_path / "runs.jsonl"
     for num in (4, 6):  # the tuning runs, then the final ones
         assert run("--optimizers", "adamw", "muon", "--budget", "2", "--list", str(path)) == 0

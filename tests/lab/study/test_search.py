@@ -161,6 +161,10 @@ def test_the_journal_is_made_again_from_the_runs(config: TrainConfig, calm: Path
     assert told(folder) == list(range(NUM))
     assert before == [(trial.folder / "metrics.jsonl").read_bytes() for trial in planned]
 
+    shutil.rmtree(planned[0].folder)  # the run directory is the truth
+    carry_out(planned, folder)
+    assert losses(planned) == losses(trials(config, calm))
+
 
 def in_turn(jobs: Iterator[Job], num: int, logs: Path) -> Iterator[Done]:
     """What several processes do, in this one: each takes a job before one is done."""
@@ -234,13 +238,14 @@ def test_what_is_not_the_same_study_is_refused(
         carry_out(trials(config, elsewhere), elsewhere, storage=url)
     with pytest.raises(ValueError, match=r"cannot be read.*check --storage"):
         carry_out(planned, here, storage="nonsense://")
-    again = [Trial(here / "seed9", replace(config, seed=9, steps=steps)) for steps in (9, 8)]
-    Trials(here, url).add(again[:1])
+    first = Trial(here / "seed9", replace(config, seed=9))
+    Trials(here, url).add([first])
+    oftener = replace(config.measure, validation_every=2)
+    Trials(here, url).add([replace(first, config=replace(first.config, measure=oftener))])
     with pytest.raises(ValueError, match="has planned seed9 with other settings"):
-        Trials(here, url).add(again[1:])
-    other = [Trial(here / "seed0", replace(config, batch=8))]
+        Trials(here, url).add([replace(first, config=replace(first.config, steps=8))])
     with pytest.raises(ValueError, match="different batch"):
-        carry_out(other, here)
+        carry_out([Trial(here / "seed0", replace(config, batch=8))], here)
     with pytest.raises(ValueError, match="a whole number of at least 1"):
         carry_out(planned, here, jobs=0)
     monkeypatch.setattr(socket, "gethostname", lambda: "another")

@@ -101,10 +101,9 @@ def test_changes_are_for_one_or_for_all() -> None:
     [
         ("adamw", "adamw.momentum=0.9", "momentum, which adamw does not have; it has lr, warmup, beta1"),
         ("adamw", "adamw.lr=1:0.1", "lr from 1 to 0.1; the values must be above 0, the lower first"),
-        ("adamw", "adamw.lr=0:0.1", "lr from 0 to 0.1; the values must be above 0"),
+        ("muon", "muon.rest_lr=0.1:1", "rest_lr, which muon does not have; it has lr, rest_share"),
         ("adamw", "beta1=0.9:1", "beta1 from 0.9 to 1; the values must be above 0 and below 1"),
         ("adamw", "warmup=0.1:2", "warmup from 0.1 to 2; the values must be above 0 and at most 1"),
-        ("adamw", "lr=nan", "lr from nan to nan"),
         ("adamw", "lr", "cannot parse --space 'lr'; write NAME.AXIS=LOW:HIGH"),
     ],
 )
