@@ -19,7 +19,7 @@ from merit_lab.models import Model
 from merit_lab.paper.plan import Data
 from merit_lab.paper.quantities import BySeed, Quantity, per_run
 from merit_lab.paper.scales import Scale
-from merit_lab.train.checkpoint_files import steps_of
+from merit_lab.train.checkpoint import steps_of
 from merit_lab.train.snapshot import Snapshot
 
 _PERPLEXITIES = {"lambada": "perplexity", "wikitext": "word_perplexity"}

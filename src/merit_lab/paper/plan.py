@@ -26,7 +26,7 @@ from merit_lab.runs import OVER, durable, table
 from merit_lab.runs.settings import flatten
 from merit_lab.study.trial import Trial
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
-from merit_lab.train.optimizer_config import MeritPart
+from merit_lab.train.config import MeritPart
 
 WATCHED = ("adamw", "lamb", "merit")
 """Most entries are about these, so their runs keep checkpoints on the way."""

@@ -3,7 +3,7 @@
     config.json         the configuration
     environment.json    versions, device, data, command line
     metrics.jsonl       the measurements; see metrics.py
-    checkpoints/        step-00000100/ and so on; see train/checkpoint_files.py
+    checkpoints/        step-00000100/ and so on; see train/checkpoint.py
     evaluate/           step-00000100.json and so on; see measurements.py
     tensorboard/        the same numbers for TensorBoard
     lock                the process that uses it; see lock.py

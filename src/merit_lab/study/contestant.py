@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from merit_lab.results.names import display_names
 from merit_lab.train import OptimizerConfig, TrainConfig
-from merit_lab.train.optimizer_names import class_of, is_external
+from merit_lab.train.optimizer_options import class_of, is_external
 from merit_optim.settings import SETTINGS
 
 FIELDS = ("lr", "rest_lr", "warmup", "weight_decay")

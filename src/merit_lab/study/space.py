@@ -26,8 +26,7 @@ import numpy as np
 from merit_lab.study.contestant import FIELDS, Contestant, usual_rate
 from merit_lab.text import join
 from merit_lab.train import OptimizerConfig, TrainConfig
-from merit_lab.train.optimizer_names import class_of
-from merit_lab.train.optimizer_options import default_of, option_names, takes
+from merit_lab.train.optimizer_options import class_of, default_of, option_names, takes
 
 # An axis has the same place in the sequence for every optimizer.
 _PLACES = {"lr": 0, "rest_lr": 1, "rest_share": 1, "warmup": 2, "momentum": 3, "beta1": 3, "beta2": 4}

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from merit_lab.lazy import load_from
-from merit_lab.train.config import CheckpointConfig, MeasureConfig, TrainConfig
-from merit_lab.train.optimizer_config import OptimizerConfig
+from merit_lab.train.config import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
 from merit_lab.train.signals import Interrupted
 
 if TYPE_CHECKING:

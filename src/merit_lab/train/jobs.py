@@ -14,10 +14,11 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from merit_lab.runs import OVER, Run, RunInUse, holds_run
 from merit_lab.train.config import TrainConfig
@@ -78,90 +79,84 @@ def carry_out(pool: Pool, folder: Path, config: TrainConfig) -> Done:
         return Done(folder, "failed", f"{type(error).__name__}: {error}")
 
 
-@dataclass(eq=False)
-class _Worker:
-    """A process, its end of the pipe, and the job that it trains."""
+class _Worker(NamedTuple):
+    """A process, which trains what comes through the pipe."""
 
     process: BaseProcess
     pipe: Connection
     place: int
-    job: Job | None = None
+    log: Path
+
+    @classmethod
+    def begin(cls, place: int, num: int, log: Path) -> _Worker:
+        """Start the process of one place out of ``num``."""
+        context = multiprocessing.get_context("spawn")
+        pipe, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, place, num, log), daemon=True)
+        process.start()
+        theirs.close()
+        return cls(process, pipe, place, log)
+
+    def last_words(self) -> str:
+        """Why the process ended."""
+        code, log = self.process.exitcode or 0, self.log
+        if code == -signal.SIGKILL:
+            return "its process was killed by SIGKILL twice, most likely for lack of memory: use fewer --jobs"
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        last = f"; the last line of {log}: {lines[-1]}" if lines else ""
+        return f"its process ended twice, at last with status {code}{last}"
 
 
-@dataclass
 class _Workers:
-    """The processes; leaving the context ends them."""
+    """The processes, started when there is a job for them; leaving the context ends them."""
 
-    num: int
-    logs: Path
-    workers: list[_Worker] = field(default_factory=list)
+    def __init__(self, num: int, logs: Path) -> None:
+        self.num, self.logs = num, logs
+        self.idle: list[_Worker] = []
+        self.busy: dict[Connection, tuple[_Worker, Job]] = {}
 
-    def __enter__(self) -> _Workers:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self.workers:
+        busy = [worker for worker, _ in self.busy.values()]
+        for worker in busy:
+            worker.process.terminate()  # the run writes its checkpoint
+        for worker in (*busy, *self.idle):
             worker.pipe.close()  # an idle one ends
-            if worker.job is not None:
-                worker.process.terminate()  # the run writes its checkpoint
-        for worker in self.workers:
             worker.process.join()
 
     def hand_out(self, jobs: Iterator[Job], stop: StopRequest) -> Iterator[Done]:
         """Give a job to every free process, and yield what became of them."""
         again: deque[Job] = deque()
         begun_twice: set[Path] = set()
-        while True:
-            while len(self._busy()) < self.num and not stop.signum:
-                job = again.popleft() if again else next(jobs, None)
-                if job is None:
-                    break
-                worker = next((one for one in self.workers if one.job is None), None) or self._begin()
-                worker.job = job
+        while not stop.signum:
+            while len(self.busy) < self.num and (job := again.popleft() if again else next(jobs, None)):
+                worker = self.idle.pop() if self.idle else self._begin()
                 worker.pipe.send(job)
-            if stop.signum:
-                raise stop.interrupted(", with checkpoints")
-            if not self._busy():
+                self.busy[worker.pipe] = worker, job
+            if not self.busy:
                 return
-            for pipe in wait([worker.pipe for worker in self._busy()], timeout=_POLL_SECONDS):
-                worker = next(one for one in self.workers if one.pipe is pipe)
-                assert worker.job is not None
-                job, worker.job = worker.job, None
+            for pipe in wait(list(self.busy), timeout=_POLL_SECONDS):
+                assert isinstance(pipe, Connection)
+                worker, job = self.busy.pop(pipe)
                 try:
-                    yield worker.pipe.recv()
+                    done = pipe.recv()
+                    self.idle.append(worker)
                 except (EOFError, ConnectionError):
                     worker.process.join()
-                    self.workers.remove(worker)
-                    if job[0] in begun_twice:
-                        yield Done(job[0], "failed", self._last_words(worker))
-                    else:
+                    if job[0] not in begun_twice:
                         begun_twice.add(job[0])
                         again.append(job)
-
-    def _busy(self) -> list[_Worker]:
-        return [worker for worker in self.workers if worker.job is not None]
+                        continue
+                    done = Done(job[0], "failed", worker.last_words())
+                yield done
+        raise stop.interrupted(", with checkpoints")
 
     def _begin(self) -> _Worker:
-        place = min(set(range(self.num)) - {worker.place for worker in self.workers})
-        context = multiprocessing.get_context("spawn")
-        pipe, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, place, self.num, self._log(place)), daemon=True)
-        process.start()
-        theirs.close()
-        self.workers.append(_Worker(process, pipe, place))
-        return self.workers[-1]
-
-    def _log(self, place: int) -> Path:
-        return self.logs / f"worker-{place}.log"
-
-    def _last_words(self, worker: _Worker) -> str:
-        """Why a process ended."""
-        code, log = worker.process.exitcode or 0, self._log(worker.place)
-        if code == -signal.SIGKILL:
-            return "its process was killed by SIGKILL twice, most likely for lack of memory: use fewer --jobs"
-        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-        last = f"; the last line of {log}: {lines[-1]}" if lines else ""
-        return f"its process ended twice, at last with status {code}{last}"
+        busy = {worker.place for worker, _ in self.busy.values()}
+        place = min(set(range(self.num)) - busy)  # if a process is begun, none is idle
+        return _Worker.begin(place, self.num, self.logs / f"worker-{place}.log")
 
 
 def _work(pipe: Connection, place: int, num: int, log: Path) -> None:

@@ -25,23 +25,17 @@ from merit_lab.train import checkpoint
 from merit_lab.train.config import TrainConfig, interval
 from merit_lab.train.optimizer import create_optimizer, describe, update_curvature, update_recorded
 from merit_lab.train.parallel import Ranks
-from merit_lab.train.passes import MicroBatch, Passes, validation_loss
 from merit_lab.train.pool import Pool
-from merit_lab.train.reports import (
-    Ended,
-    Moment,
-    Reporter,
-    Speedometer,
-    StepNumbers,
-    StepReports,
-    reporting,
-)
+from merit_lab.train.reports import Ended, Moment, Reporter, StepNumbers, StepReports, reporting
 from merit_lab.train.signals import Interrupted, StopRequest, listening
 from merit_lab.train.start import Resume, Start, Starting, wait_for_previous_process
 from merit_lab.train.steps import (
+    MicroBatch,
+    Passes,
     gradient_norms,
     seed_from,
     take_step,
+    validation_loss,
     weight_norm,
     weights_to_use,
 )
@@ -112,8 +106,8 @@ class Trainer:
         self.names, self.parameters = list(named), list(named.values())
 
         dataset, context = pool.open(config.data), config.model.context
-        self.batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed)
-        self.keeps_tokens = pool.is_shared
+        batches = Batches(dataset.train, context=context, batch=config.batch, seed=config.seed)
+        self.batches, self.keeps_tokens = batches, pool.is_shared
         if config.measure.validation_every:
             sequences = validation_sequences(dataset.validation, context, config.measure.validation_sequences)
             self.validation_sequences = torch.from_numpy(sequences).to(ranks.device)
@@ -122,17 +116,10 @@ class Trainer:
         self.passes = Passes(self.module, self.rows, ranks, bf16=is_bf16)
         self.observe_every = self._observe_every()
 
-        seconds = start.checkpoint[1].seconds if start.checkpoint else 0.0
-        self.speedometer = Speedometer(config.model, ranks.device, ranks.size, seconds)
         self.last_step_ended: Moment | None = None  # None if something else happened since
         self.last_checkpoint = time.monotonic()
-        self.reports = StepReports(
-            reporter,
-            self.speedometer,
-            self.names,
-            tokens_per_step=self.tokens_per_step,
-            nonfinite=config.nonfinite,
-        )
+        seconds = start.checkpoint[1].seconds if start.checkpoint else 0.0
+        self.reports = StepReports(reporter, self.names, config, ranks, seconds)
 
     def run(self) -> None:
         """Take the remaining steps, with measurements and checkpoints."""
@@ -143,22 +130,22 @@ class Trainer:
             self.validate()
         elif self.config.target is not None:  # the process may have died at the target, after the checkpoint
             self.is_at_target = self.ranks.first(self.was_at_target)
-        with self.micro_batches() as micro_batches:
-            while self.step < self.steps and not self.is_at_target:
-                numbers = self.take_step(micro_batches)
-                self.step += 1
-                if self.step == first_step + 1:
-                    checkpoint.check_state(self.optimizer)
-                self.reports.add(numbers)
-                is_last = self.step == self.steps
-                if is_last or self.is_due(self.config.measure.validation_every):
-                    self.validate()
-                at_end = is_last or self.is_at_target
-                signum, is_time = self.ranks.maximum(self.stop.signum, self.is_checkpoint_time())
-                if signum and not at_end:
-                    self.interrupt(signum)
-                if chosen.keep > 0 if at_end else is_time or self.is_due(chosen.every_steps):
-                    self.save(must=at_end)
+        micro_batches = self.micro_batches()
+        while self.step < self.steps and not self.is_at_target:
+            numbers = self.take_step(micro_batches)
+            self.step += 1
+            if self.step == first_step + 1:
+                checkpoint.check_state(self.optimizer)
+            self.reports.add(numbers)
+            is_last = self.step == self.steps
+            if is_last or self.is_due(self.config.measure.validation_every):
+                self.validate()
+            at_end = is_last or self.is_at_target
+            signum, is_time = self.ranks.maximum(self.stop.signum, self.is_checkpoint_time())
+            if signum and not at_end:
+                self.interrupt(signum)
+            if chosen.keep > 0 if at_end else is_time or self.is_due(chosen.every_steps):
+                self.save(must=at_end)
         self.reports.finish()
         done = f"all {self.steps} steps are done"
         if self.is_at_target:
@@ -172,7 +159,7 @@ class Trainer:
         """Train on the next batch. The host does not wait for the device, except for update statistics."""
         began = self.last_step_ended or Moment(self.ranks.device)
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
-            group["lr"] = self.scheduled(peak)
+            group["lr"] = self.config.optimizer.rate(self.step, self.steps, peak)
         loss, attention = self.accumulate_gradients(micro_batches)
         if self.last_step_ended is None:
             self.check_gradients()
@@ -190,7 +177,7 @@ class Trainer:
         self.last_step_ended = Moment(self.ranks.device)
         return StepNumbers(
             step=self.step,
-            lr=self.scheduled(self.peak_lr),
+            lr=self.config.optimizer.rate(self.step, self.steps, self.peak_lr),
             tensors=tensors,
             began=began,
             optimizer_began=optimizer_began,
@@ -209,11 +196,6 @@ class Trainer:
                 "for it; choose another model, or a configuration of this one without it"
             )
 
-    def scheduled(self, peak: float) -> float:
-        """Return the learning rate of this step, given its peak."""
-        chosen = self.config.optimizer
-        return chosen.rate(self.step, self.steps, peak)
-
     def accumulate_gradients(self, micro_batches: Iterator[MicroBatch]) -> tuple[Tensor, dict[str, Tensor]]:
         """Add the gradients of the next batch; return the loss and the attention statistics."""
         first = next(micro_batches)
@@ -225,13 +207,11 @@ class Trainer:
             observe = True
         return self.passes.gradients(chain([first], islice(micro_batches, len(self.rows) - 1)), observe)
 
-    def micro_batches(self) -> contextlib.AbstractContextManager[Iterator[MicroBatch]]:
+    def micro_batches(self) -> Iterator[MicroBatch]:
         """Return this rank's micro-batches, from the current step on; from tokens on the device, if kept."""
         steps = range(self.step, self.steps)
-        return contextlib.nullcontext(
-            micro_batches(
-                self.batches, self.ranks.device, steps=steps, rows=self.rows, keep=self.keeps_tokens
-            )
+        return micro_batches(
+            self.batches, self.ranks.device, steps=steps, rows=self.rows, keep=self.keeps_tokens
         )
 
     # --- measurements ------------------------------------------------------------------------------------
@@ -290,7 +270,7 @@ class Trainer:
                 self.ranks,
                 step=self.step,
                 metrics=self.ranks.first(self.reporter.sync),
-                seconds=self.speedometer.seconds,
+                seconds=self.reports.seconds,
                 config=self.config.fingerprint,
                 keep=max(1, self.config.checkpoint.keep),
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,10 +15,9 @@ from torch.optim import Optimizer
 
 from merit_lab.models import Model, build
 from merit_lab.train.config import TrainConfig
-from merit_lab.train.optimizer_names import class_of, construct, is_external
-from merit_lab.train.optimizer_options import check_known, check_used, fitted_options, takes
+from merit_lab.train.optimizer_options import check_known, class_of, fitted_options, is_external, takes
 from merit_lab.train.parallel import Ranks
-from merit_lab.train.steps import AnyOptimizer, OptimizerPair, parts_of
+from merit_lab.train.steps import AnyOptimizer, OptimizerPair, parts_of, weights_of
 from merit_optim.optim.base import SafeOptimizer
 from merit_optim.optim.groups import param_groups, picked
 from merit_optim.optim.kinds import KINDS, Kind
@@ -43,20 +42,18 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
 def create_optimizer(config: TrainConfig, model: Model) -> AnyOptimizer:
     """Return the configured optimizer for a model that is already placed or sharded on the ranks."""
     chosen = config.optimizer
-    options: dict[str, Any] = {}
-    if chosen.betas is not None:
-        options["betas"] = chosen.betas
+    fixed: dict[str, Any] = {} if chosen.betas is None else {"betas": chosen.betas}
     for part in chosen.without:
-        options |= _LEFT_OUT[part]
-    first = _Spec(chosen.name, chosen.lr, options, chosen.options_by_name(), "optimizer.options")
+        fixed |= _LEFT_OUT[part]
+    first = _Part(chosen.name, chosen.lr, fixed, chosen.options_by_name(), "optimizer.options")
     if chosen.rest is None:
         return first.create(config, model, KINDS)
-    rest = _Spec(chosen.rest, chosen.rest_lr, {}, chosen.rest_options_by_name(), "optimizer.rest_options")
+    rest = _Part(chosen.rest, chosen.rest_lr, {}, chosen.rest_options_by_name(), "optimizer.rest_options")
     return OptimizerPair(first.create(config, model, ["hidden"]), rest.create(config, model, _NOT_HIDDEN))
 
 
 @dataclass(frozen=True)
-class _Spec:
+class _Part:
     """An optimizer to be created for all or some weights of a model.
 
     ``fixed`` are options that other fields imply, ``user`` those that the user wrote in ``field``.
@@ -70,7 +67,7 @@ class _Spec:
 
     def create(self, config: TrainConfig, model: Model, kinds: Collection[Kind]) -> Optimizer:
         """Return the optimizer for the weights of these kinds."""
-        cls = class_of(self.name)
+        cls, chosen = class_of(self.name), config.optimizer
         # Those of this package check values and gradients themselves.
         is_ours = isinstance(cls, type) and issubclass(cls, SafeOptimizer)
         check_known(cls, self.user, self.field)
@@ -81,39 +78,63 @@ class _Spec:
         if next(model.parameters()).is_meta:  # torch refuses fused there
             options.pop("fused", None)
         if is_ours:
-            alone = config.optimizer.rest is None  # otherwise the gradients of both are clipped together
-            options["max_grad_norm"] = config.optimizer.max_grad_norm if alone else None
+            alone = chosen.rest is None  # otherwise the gradients of both are clipped together
+            options["max_grad_norm"] = chosen.max_grad_norm if alone else None
             options["nonfinite"] = "skip" if alone and config.nonfinite == "skip" else "propagate"
-        overrides = config.optimizer.overrides_by_pattern()
         # Without weight decay all weights form one group, which some optimizers require.
-        decay = config.optimizer.weight_decay if takes(cls, "weight_decay") else 0.0
+        decay = chosen.weight_decay if takes(cls, "weight_decay") else 0.0
+        overrides = chosen.overrides_by_pattern()
         groups = of_kinds(param_groups(model, decay, overrides=overrides), kinds)
+        optimizer = self._construct(cls, groups, options)
+        if not is_ours:
+            check_known(cls, user, self.field, used=optimizer.defaults)
+        for pattern, override in overrides.items():
+            used = {name: value for name, value in override.items() if any(name in one for one in groups)}
+            self._check_override(pattern, used, optimizer, options)
+        return optimizer
+
+    def _construct(
+        self, cls: Callable[..., Optimizer], groups: list[dict[str, Any]], options: dict[str, Any]
+    ) -> Optimizer:
+        """Construct the optimizer; explain errors."""
         make = cls if is_external(self.name) else partial(create, self.name)
         try:
-            optimizer = construct(make, groups, options, self.name)
-        except ValueError as error:
-            if "use_muon" not in str(error):
+            optimizer = make(groups, **options)
+        except Exception as error:  # an external class may raise anything
+            if "use_muon" in str(error) and not any("use_muon" in group for group in groups):
+                return self._construct(cls, _sorted_for_muon(groups), options)
+            if not (is_external(self.name) or isinstance(error, TypeError)):
                 raise
-            optimizer = construct(make, _sorted_for_muon(groups), options, self.name)
-        if not is_ours:
-            check_used(cls, user, optimizer.defaults, self.field)
-        parameters = [parameter for group in groups for parameter in group["params"]]
-        known = {*optimizer.defaults, *(LATER if isinstance(optimizer, TrustRatioOptimizer) else ())}
-        for pattern, settings in overrides.items():
-            used = {name: value for name, value in settings.items() if any(name in group for group in groups)}
-            if unknown := sorted(used.keys() - known):
-                raise ValueError(
-                    f"optimizer.overrides sets {unknown[0]}, which {self.name} does not have; it has "
-                    f"{', '.join(sorted(known))}"
-                )
-            try:
-                if not is_ours:  # torch's refuse some values as arguments, but not in parameter groups
-                    cls(parameters, **options | used)
-            except (TypeError, ValueError) as error:
-                raise ValueError(
-                    f"optimizer.overrides sets {used} for {pattern!r}, which {self.name} refuses: {error}"
-                ) from error
+            raise ValueError(
+                f"{self.name} refuses its arguments, parameter groups and {', '.join(options)}: {error}. "
+                "Give missing ones in optimizer.options; if it supports only matrices, name another for the "
+                "rest, as in --optimizer.rest adamw"
+            ) from error
+        if any("lr" not in group for group in optimizer.param_groups):
+            raise ValueError(
+                f"{self.name} has no lr in its parameter groups, which the schedule has to set; choose "
+                "another"
+            )
         return optimizer
+
+    def _check_override(
+        self, pattern: str, used: dict[str, Any], optimizer: Optimizer, options: dict[str, Any]
+    ) -> None:
+        """Raise ValueError on an override that the optimizer does not have, or whose value it refuses."""
+        is_ours = isinstance(optimizer, SafeOptimizer)
+        known = {*optimizer.defaults, *(LATER if isinstance(optimizer, TrustRatioOptimizer) else ())}
+        if unknown := sorted(used.keys() - known):
+            raise ValueError(
+                f"optimizer.overrides sets {unknown[0]}, which {self.name} does not have; it has "
+                f"{', '.join(sorted(known))}"
+            )
+        try:
+            if not is_ours:  # torch's refuse some values as arguments, but not in parameter groups
+                class_of(self.name)(weights_of(optimizer), **options | used)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"optimizer.overrides sets {used} for {pattern!r}, which {self.name} refuses: {error}"
+            ) from error
 
 
 def _sorted_for_muon(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,17 +1,17 @@
 """Convert the state of any optimizer to JSON and named tensors, and back, without running code on loading.
 
-An optimizer of this package creates its state in a step that changes nothing, and checkpoints are read into
-it. An external optimizer, including a subclass of ours, may have different state later than after such a
-step, so the structure of its state is stored as well.
+Its structure is stored too: an optimizer from outside may have other state later than after its first step.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -30,19 +30,19 @@ class _CannotPack(ValueError):
     """A value that cannot be stored in a checkpoint."""
 
 
-def is_of_this_package(optimizer: object) -> TypeGuard[SafeOptimizer]:
-    """Whether an optimizer is one of ours, whose state is only tensors, and not an external subclass."""
-    is_ours = type(optimizer).__module__.partition(".")[0] == SafeOptimizer.__module__.partition(".")[0]
-    return is_ours and isinstance(optimizer, SafeOptimizer)
-
-
-def pack(optimizer: Optimizer, tensors: Tensors) -> dict[str, Any]:
+def pack(optimizer: Optimizer, tensors: Tensors) -> Any:
     """Return ``optimizer.state_dict()`` as JSON, and add its tensors to ``tensors``.
 
     Values in parameter groups that cannot be packed are left out: options, which the configuration sets.
     """
+    saved, trial = optimizer.state_dict(), _Packer(optimizer, {})
+    if _is_usual(saved):
+        saved["param_groups"] = [
+            {key: value for key, value in group.items() if key not in _NOT_SAVED and trial.can_pack(value)}
+            for group in saved["param_groups"]
+        ]
     try:
-        return _pack(optimizer, _Packer(tensors))
+        return _Packer(optimizer, tensors).pack(saved)
     except _CannotPack as error:
         raise ValueError(
             f"{type(optimizer).__name__} keeps {error} in its state; checkpoints hold tensors, numbers and "
@@ -50,54 +50,35 @@ def pack(optimizer: Optimizer, tensors: Tensors) -> dict[str, Any]:
         ) from None
 
 
-def _pack(optimizer: Optimizer, packing: _Packer) -> dict[str, Any]:
-    saved = optimizer.state_dict()
-    names, weights = names_of(optimizer), weights_of(optimizer)
-    if not {"state", "param_groups"} <= saved.keys():  # a custom format, as wrappers may have
-        return {"state": [], "others": packing.pack({"all": saved}, "optimizer", weights[0])}
-    state = []
-    for key, value in saved.pop("state").items():
-        of_weight = type(key) is int
-        name, weight = (names[key], weights[key]) if of_weight else (str(key), weights[0])
-        state.append([key, packing.pack(value, f"optimizer.{name}", weight)])
-    groups = [
-        {key: value for key, value in group.items() if key not in _NOT_SAVED and _can_be_packed(value)}
-        for group in saved.pop("param_groups")
-    ]
-    others = packing.pack({"groups": groups, "others": saved}, "optimizer", weights[0])
-    return {"state": state, "others": others}
-
-
-def to_read_into(optimizer: Optimizer, packed: dict[str, Any]) -> Tensors:
-    """Return empty tensors for a packed state, on the devices and ranks of the weights."""
+def to_read_into(optimizer: Optimizer, packed: Any, module: nn.Module) -> Tensors:
+    """Return tensors to read a packed state into, on the devices and ranks of the weights."""
+    made: Tensors = {}
+    if _is_of_this_package(optimizer):  # alone it knows how its state is placed on ranks
+        get_optimizer_state_dict(module, optimizer)  # makes the state, in a step that changes nothing
+        pack(optimizer, made)
     weights = weights_of(optimizer)
-    tensors = {spec["tensor"]: _empty(spec, weights[0]) for spec in _specs(packed["others"])}
-    for key, value in packed["state"]:
-        weight = weights[key] if type(key) is int else weights[0]
-        tensors |= {spec["tensor"]: _empty(spec, weight) for spec in _specs(value)}
-    return tensors
+    return {
+        spec["tensor"]: made[spec["tensor"]] if spec["tensor"] in made else _empty(spec, weights)
+        for spec in _specs(packed)
+    }
 
 
-def unpack(optimizer: Optimizer, packed: dict[str, Any], tensors: Tensors) -> None:
+def unpack(optimizer: Optimizer, packed: Any, tensors: Tensors) -> None:
     """Load a packed state into an optimizer."""
-    state = {key: _unpack(value, tensors) for key, value in packed["state"]}
-    others = _unpack(packed["others"], tensors)
-    if "all" in others:
-        optimizer.load_state_dict(others["all"])
+    saved = _unpack(packed, tensors)
+    if not _is_usual(saved):
+        optimizer.load_state_dict(saved)
         return
-    groups = [
-        {**group, **saved}
-        for group, saved in zip(optimizer.state_dict()["param_groups"], others["groups"], strict=True)
-    ]
-    optimizer.load_state_dict({**others["others"], "state": state, "param_groups": groups})
+    groups = zip(optimizer.state_dict()["param_groups"], saved["param_groups"], strict=True)
+    optimizer.load_state_dict({**saved, "param_groups": [{**group, **options} for group, options in groups]})
     # torch casts state to the weight's dtype, which our optimizers prevent, and breaks strings.
     weights, ours = weights_of(optimizer), isinstance(optimizer, SafeOptimizer)
-    for key, saved in state.items():
+    for key, state in saved["state"].items():
         place = weights[key] if type(key) is int else key
-        loaded = {
-            name: item for name, item in optimizer.state[place].items() if ours and isinstance(item, Tensor)
-        }
-        optimizer.state[place] = {**saved, **loaded}
+        if ours and isinstance(state, dict):
+            loaded = {name: item for name, item in optimizer.state[place].items() if isinstance(item, Tensor)}
+            state = {**state, **loaded}
+        optimizer.state[place] = state
 
 
 def names_of(optimizer: Optimizer) -> list[str]:
@@ -106,36 +87,65 @@ def names_of(optimizer: Optimizer) -> list[str]:
     return names or [str(number) for number in range(len(weights_of(optimizer)))]
 
 
+def _is_usual(saved: dict[str, Any]) -> bool:
+    """Whether a state dict has torch's format; those of wrappers may have their own."""
+    return {"state", "param_groups"} <= saved.keys()
+
+
+def _is_of_this_package(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is one of ours, and not a subclass from outside."""
+    is_ours = type(optimizer).__module__.partition(".")[0] == SafeOptimizer.__module__.partition(".")[0]
+    return is_ours and isinstance(optimizer, SafeOptimizer)
+
+
 class _Packer:
     """Converts values to JSON and collects their tensors."""
 
-    def __init__(self, tensors: Tensors) -> None:
+    def __init__(self, optimizer: Optimizer, tensors: Tensors) -> None:
+        self._names, self._weights = names_of(optimizer), weights_of(optimizer)
+        self._is_ours = _is_of_this_package(optimizer)
         self._tensors = tensors
         self._seen: dict[object, str] = {}
 
-    def pack(self, value: Any, name: str, weight: Tensor) -> Any:
-        """Return a value that belongs to a weight, as JSON."""
+    def can_pack(self, value: Any) -> bool:
+        """Whether a value of a parameter group can be stored."""
+        try:
+            self.pack(value, ("param_groups",))
+        except _CannotPack:
+            return False
+        return True
+
+    def pack(self, value: Any, path: tuple[Any, ...] = ()) -> Any:
+        """Return the value at a path of the state dict, as JSON."""
         if isinstance(value, Tensor):
-            return self._pack_tensor(value, name, weight)
+            return self._pack_tensor(value, path)
+        if type(value) is float and not math.isfinite(value):  # which JSON has not
+            return {"float": str(value)}
         if type(value) in _PLAIN:
             return value
         if type(value) in (list, tuple):
-            items = [self.pack(item, f"{name}.{i}", weight) for i, item in enumerate(value)]
-            return {type(value).__name__: items}
+            return {type(value).__name__: [self.pack(item, (*path, i)) for i, item in enumerate(value)]}
         if type(value) is dict and all(type(key) in _PLAIN for key in value):
-            return {"dict": [[key, self.pack(item, f"{name}.{key}", weight)] for key, item in value.items()]}
-        raise _CannotPack(f"a {type(value).__name__} as {_last(name)!r}")
+            return {"dict": [[key, self.pack(item, (*path, key))] for key, item in value.items()]}
+        raise _CannotPack(f"a {type(value).__name__} as {str(path[-1])!r}")
 
-    def _pack_tensor(self, value: Tensor, name: str, weight: Tensor) -> dict[str, Any]:
+    def _pack_tensor(self, value: Tensor, path: tuple[Any, ...]) -> dict[str, Any]:
+        of_weight = path[0] == "state" and type(path[1]) is int
+        place = path[1] if of_weight else 0
+        weight, last = self._weights[place], str(path[-1])
         if value.layout is not torch.strided or value.is_complex() or value.is_quantized:
-            raise _CannotPack(f"a {value.dtype} tensor of layout {value.layout} as {_last(name)!r}")
-        if isinstance(weight, DTensor) and value.ndim and not _is_placed_by_its_shape(value, weight):
+            raise _CannotPack(f"a {value.dtype} tensor of layout {value.layout} as {last!r}")
+        # Ours know how their state is placed; that of others is placed by its shape when it is loaded.
+        is_cut = isinstance(weight, DTensor) and value.ndim > 0 and not self._is_ours
+        if is_cut and not _is_placed_by_its_shape(value, weight):
             raise _CannotPack(
-                f"{_last(name)!r} of shape {tuple(value.shape)}, neither sharded as its weight of "
+                f"{last!r} of shape {tuple(value.shape)}, neither sharded as its weight of "
                 f"{tuple(weight.shape)} is nor whole and of another shape,"
             )
+        parts = (self._names[place], *path[2:]) if of_weight else path
         return {
-            "tensor": self._name(value, name),
+            "tensor": self._name(value, ".".join(["optimizer", *map(str, parts)])),
+            "weight": place,
             "shape": list(value.shape),
             "dtype": str(value.dtype).removeprefix("torch."),
             # With another memory layout, products of the same numbers can differ in their last bits.
@@ -156,22 +166,10 @@ class _Packer:
         return self._seen[place]
 
 
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-def _is_placed_by_its_shape(value: Tensor, weight: DTensor) -> bool:
-    if isinstance(value, DTensor):
+def _is_placed_by_its_shape(value: Tensor, weight: Tensor) -> bool:
+    if isinstance(value, DTensor) and isinstance(weight, DTensor):
         return value.shape == weight.shape and value.placements == weight.placements
     return value.shape != weight.shape
-
-
-def _can_be_packed(value: Any) -> bool:
-    try:
-        _Packer({}).pack(value, "", torch.empty(0))
-    except _CannotPack:
-        return False
-    return True
 
 
 def _specs(packed: Any) -> Iterator[dict[str, Any]]:
@@ -183,12 +181,11 @@ def _specs(packed: Any) -> Iterator[dict[str, Any]]:
             yield from _specs(item)
 
 
-def _empty(spec: dict[str, Any], weight: Tensor) -> Tensor:
-    dtype = getattr(torch, spec["dtype"])
-    shape = spec["shape"] or [1]
-    if isinstance(weight, DTensor) and spec["shape"] and torch.Size(shape) == weight.shape:
+def _empty(spec: dict[str, Any], weights: list[Tensor]) -> Tensor:
+    weight, dtype, shape = weights[spec["weight"]], getattr(torch, spec["dtype"]), spec["shape"]
+    if isinstance(weight, DTensor) and shape and torch.Size(shape) == weight.shape:
         return torch.zeros_like(weight, dtype=dtype)
-    return torch.zeros(shape, dtype=dtype, device="cpu" if spec["on_host"] else weight.device)
+    return torch.zeros(shape or [1], dtype=dtype, device="cpu" if spec["on_host"] else weight.device)
 
 
 def _unpack(packed: Any, tensors: Tensors) -> Any:
@@ -197,6 +194,8 @@ def _unpack(packed: Any, tensors: Tensors) -> Any:
     if "tensor" in packed:
         return _unpack_tensor(tensors[packed["tensor"]], packed)
     ((kind, items),) = packed.items()
+    if kind == "float":
+        return float(items)
     if kind == "dict":
         return {key: _unpack(item, tensors) for key, item in items}
     unpacked = [_unpack(item, tensors) for item in items]

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merit_lab.models import AnyModelConfig, flops_per_token
+from merit_lab.models import flops_per_token
 from merit_lab.progress import WorkProgress
 from merit_lab.runs import BEGINNING, Journal, Mark, keep_nan
-from merit_lab.train.config import NonFinite
+from merit_lab.train.config import TrainConfig
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.start import Start
 
@@ -127,39 +127,6 @@ class Moment:
         return float(earlier._event.elapsed_time(self._event)) / 1e3
 
 
-class Speedometer:
-    """Converts tokens and durations of steps to metrics.
-
-    ``seconds`` is the total time of all steps, including those before the run was resumed, without validation
-    and checkpoints.
-    """
-
-    def __init__(
-        self, model: AnyModelConfig, device: torch.device, num_ranks: int, seconds: float = 0.0
-    ) -> None:
-        self.seconds = seconds
-        self._device = device
-        self._tokens_at_peak: float | None = None  # per second; unknown for some models and devices
-        if device.type == "cuda" and (peak := peak_flops(torch.cuda.get_device_name(device))):
-            flops = flops_per_token(model)
-            self._tokens_at_peak = peak * num_ranks / flops if flops else None
-
-    def read(self, tokens: int, *, seconds: float, optimizer_seconds: float) -> dict[str, float | None]:
-        """Return the speed of a step on ``tokens`` in ``seconds``, which include ``optimizer_seconds``."""
-        self.seconds += seconds
-        per_second = tokens / max(seconds, 1e-9)
-        memory = None
-        if self._device.type == "cuda":
-            memory = torch.cuda.max_memory_allocated(self._device) / 2**30
-        return {
-            "seconds": self.seconds,
-            "tokens_per_second": per_second,
-            "optimizer_share": optimizer_seconds / max(seconds, 1e-9),
-            "mfu": None if self._tokens_at_peak is None else per_second / self._tokens_at_peak,
-            "memory_gib": memory,
-        }
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepNumbers:
     """The measurements of a step; ``step`` steps were done before it.
@@ -184,25 +151,27 @@ class Ended(Exception):
 class StepReports:
     """The steps whose numbers have not been read yet.
 
+    ``seconds`` is the total time of all steps, including those before the run was resumed, without validation
+    and checkpoints.
+
     Args:
         reporter: where the numbers go.
-        speedometer: converts durations to speeds.
         names: the parameters, in the order of the gradients' norms.
-        tokens_per_step: over all ranks.
-        nonfinite: what a number that is not finite means to the run.
+        config: what is trained.
+        ranks: the ranks that share a step.
+        seconds: those of the steps before the run was resumed.
     """
 
     def __init__(
-        self,
-        reporter: Reporter,
-        speedometer: Speedometer,
-        names: list[str],
-        *,
-        tokens_per_step: int,
-        nonfinite: NonFinite,
+        self, reporter: Reporter, names: list[str], config: TrainConfig, ranks: Ranks, seconds: float
     ) -> None:
-        self._reporter, self._speedometer, self._names = reporter, speedometer, names
-        self._tokens_per_step, self._nonfinite = tokens_per_step, nonfinite
+        self.seconds = seconds
+        self._reporter, self._names, self._nonfinite = reporter, names, config.nonfinite
+        self._device, self._tokens_per_step = ranks.device, config.batch * config.model.context
+        self._peak: float | None = None  # tokens per second; unknown for some models and devices
+        if ranks.device.type == "cuda" and (peak := peak_flops(torch.cuda.get_device_name(ranks.device))):
+            flops = flops_per_token(config.model)
+            self._peak = peak * ranks.size / flops if flops else None
         self._waiting: deque[StepNumbers] = deque()
         self._num_skips_in_a_row = 0
 
@@ -236,16 +205,27 @@ class StepReports:
             grad_norm=norm,
             weight_norm=read["weight_norm"].item(),
             tokens=done * self._tokens_per_step,
-            **self._speedometer.read(
-                self._tokens_per_step,
-                seconds=numbers.ended.since(numbers.began),
-                optimizer_seconds=numbers.optimizer_ended.since(numbers.optimizer_began),
-            ),
+            **self._speed(numbers),
         )
         if math.isfinite(loss) and math.isfinite(norm):
             self._num_skips_in_a_row = 0
         else:
             self._handle_nonfinite(done, loss, read["norms"])
+
+    def _speed(self, numbers: StepNumbers) -> dict[str, float | None]:
+        """Return the speed of a step, and the memory that it took."""
+        seconds = max(numbers.ended.since(numbers.began), 1e-9)
+        self.seconds += seconds
+        per_second, memory = self._tokens_per_step / seconds, None
+        if self._device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated(self._device) / 2**30
+        return {
+            "seconds": self.seconds,
+            "tokens_per_second": per_second,
+            "optimizer_share": numbers.optimizer_ended.since(numbers.optimizer_began) / seconds,
+            "mfu": None if self._peak is None else per_second / self._peak,
+            "memory_gib": memory,
+        }
 
     def _handle_nonfinite(self, step: int, loss: float, norms: Tensor) -> None:
         """Report which gradients are not finite, and end the run unless such steps are skipped."""

@@ -10,10 +10,8 @@ from types import FrameType
 
 def _signals() -> tuple[signal.Signals, ...]:
     """The signals to handle. SIGHUP, of a lost terminal, only if ``nohup`` does not ignore it."""
-    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
-    if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN:
-        return signal.SIGTERM, signal.SIGINT
-    return signal.SIGTERM, signal.SIGINT, hangup
+    always = (signal.SIGTERM, signal.SIGINT)
+    return always if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*always, signal.SIGHUP)
 
 
 class Interrupted(Exception):

@@ -13,8 +13,8 @@ from torch import Tensor
 from merit_lab.data import Dataset, validation_sequences
 from merit_lab.models import Model, build
 from merit_lab.runs import Run, environment, step_path
-from merit_lab.train import checkpoint, checkpoint_files
-from merit_lab.train.checkpoint_files import Manifest, steps_of
+from merit_lab.train import checkpoint
+from merit_lab.train.checkpoint import Manifest, steps_of
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.parallel import Ranks
 
@@ -34,7 +34,7 @@ class Snapshot:
         run = Run.open(folder)
         config = TrainConfig.from_dict(run.config)
         if step is None:
-            found, complaints = checkpoint_files.find(run.checkpoints)
+            found, complaints = checkpoint.find(run.checkpoints)
             if found is None:
                 reasons = "; ".join(complaints) or "none was written yet"
                 raise ValueError(f"{run.folder} has no usable checkpoint: {reasons}")
@@ -44,7 +44,7 @@ class Snapshot:
             if not path.is_dir():
                 known = ", ".join(map(str, steps_of(run.checkpoints))) or "none"
                 raise ValueError(f"{run.folder} has no checkpoint of step {step}; available steps: {known}")
-            manifest = checkpoint_files.read(path)
+            manifest = checkpoint.read(path)
         manifest.check_config(path, config)
         return cls(run=run, config=config, path=path, manifest=manifest)
 

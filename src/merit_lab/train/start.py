@@ -29,8 +29,8 @@ from merit_lab.runs import (
     refuse_run,
 )
 from merit_lab.text import amount
-from merit_lab.train import checkpoint_files
-from merit_lab.train.checkpoint_files import Manifest
+from merit_lab.train import checkpoint
+from merit_lab.train.checkpoint import Manifest
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.optimizer import options_in_use
 from merit_lab.train.parallel import Ranks
@@ -132,7 +132,7 @@ class Starting:
         if over is not None:
             return over
         check_run(recorded, dataset, self.ranks)
-        found, remarks = checkpoint_files.find(run.checkpoints)
+        found, remarks = checkpoint.find(run.checkpoints)
         remarks += differences(run.environment, _environment(dataset, self.ranks))
         origin = "from the beginning, because there is no checkpoint"
         if found is not None:

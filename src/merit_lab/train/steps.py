@@ -1,4 +1,7 @@
-"""Steps of any optimizer: clipping, its loss, a second optimizer, and weights to evaluate."""
+"""What a step computes: passes over micro-batches, then a step of any optimizer, or of two.
+
+Also the validation loss, at the weights that an optimizer evaluates with.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import hashlib
 import inspect
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +18,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from merit_lab.models import AttentionObservation
+from merit_lab.models.base import Observe
 from merit_lab.train.config import TrainConfig
-from merit_lab.train.optimizer_names import is_from_library
-from merit_lab.train.parallel import Ranks, drop_gathered
+from merit_lab.train.optimizer_options import is_from_library
+from merit_lab.train.parallel import Ranks, drop_gathered, gradients_added
 from merit_optim.optim.base import SafeOptimizer
 from merit_optim.optim.engines.gradients import norms
 from merit_optim.optim.torch_private import foreach_mul_, version_of
+
+MicroBatch = tuple[Tensor, Tensor]
 
 # What optimizers raise when they do not support the weights or gradients.
 _COMPLAINTS = (RuntimeError, TypeError, AttributeError, LookupError, AssertionError)
@@ -95,24 +102,18 @@ def _step_with_loss(optimizer: Optimizer, loss: Tensor) -> None:
     arguments: list[Any] = [closure] if "closure" in inspect.signature(optimizer.step).parameters else []
     try:
         optimizer.step(*arguments)
-    except Exception as error:
-        if "does not require grad and does not have a grad_fn" in str(error):
-            raise ValueError(
-                f"{name} differentiates the gradients, which needs backward(create_graph=True); that is not "
-                "supported. Choose an optimizer without second derivatives; for Sophia, use sophiag"
-            ) from error
-        if any(isinstance(weight, DTensor) for weight in weights):
-            raise ValueError(
-                f"{name} could not step sharded weights ({type(error).__name__}: {error}); use --parallel ddp"
-            ) from error
+    except _COMPLAINTS as error:
         # The author of a custom optimizer wants the traceback.
-        is_complaint = isinstance(error, _COMPLAINTS) and not isinstance(error, torch.OutOfMemoryError)
-        if is_from_library(type(optimizer)) and is_complaint:
-            raise ValueError(
-                f"{name} could not step the weights of this model ({type(error).__name__}: {error}); it may "
-                "not support them. Choose another, or give it only matrices with --optimizer.rest adamw"
-            ) from error
-        raise
+        if not is_from_library(type(optimizer)) or isinstance(error, torch.OutOfMemoryError):
+            raise
+        what, way_out = "the weights of this model", "give it only matrices with --optimizer.rest adamw"
+        if any(isinstance(weight, DTensor) for weight in weights):
+            what, way_out = "sharded weights", "use --parallel ddp"
+        elif "does not have a grad_fn" in str(error):  # backward(create_graph=True) is not supported
+            what, way_out = "without second derivatives", "for Sophia, use sophiag"
+        raise ValueError(
+            f"{name} could not step {what} ({type(error).__name__}: {error}); choose another, or {way_out}"
+        ) from error
 
 
 def seed_from(*parts: object) -> None:
@@ -205,3 +206,84 @@ def copy_into(weights: list[Tensor], values: list[Tensor]) -> None:
 
 def _has_modes(part: object) -> bool:
     return all(callable(getattr(part, mode, None)) for mode in ("train", "eval"))
+
+
+# --- forward and backward passes ---
+
+
+class Passes:
+    """Computes gradients and attention statistics of batches.
+
+    Args:
+        module: the model, wrapped for the ranks.
+        rows: this rank's part of a batch, as (begin, end) for each micro-batch.
+        ranks: the ranks of the run.
+        bf16: whether matrix products are in bfloat16.
+    """
+
+    def __init__(
+        self, module: nn.Module, rows: Sequence[tuple[int, int]], ranks: Ranks, *, bf16: bool
+    ) -> None:
+        self._module, self._ranks, self._is_bf16 = module, ranks, bf16
+        num_rows = sum(end - begin for begin, end in rows)
+        self._shares = [(end - begin) / num_rows for begin, end in rows]
+
+    def autocast(self) -> torch.autocast:
+        """Return a context with bf16 matrix products, if configured."""
+        return torch.autocast(self._ranks.device.type, torch.bfloat16, enabled=self._is_bf16)
+
+    def gradients(
+        self, batch: Iterable[MicroBatch], observe: Observe = False
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Add gradients of the mean loss over the global batch; return the loss and attention statistics."""
+        loss = torch.zeros((), device=self._ranks.device)
+        seen: list[tuple[AttentionObservation | None, float]] = []
+        for i, ((inputs, targets), share) in enumerate(zip(batch, self._shares, strict=True)):
+            with gradients_added(self._module, last=i == len(self._shares) - 1):
+                with self.autocast():
+                    output = self._module(inputs, targets, observe=observe)
+                (output.loss * share).backward()
+            loss += output.loss.detach() * share
+            seen.append((output.attention, share))
+        return self._ranks.sum(loss) / self._ranks.size, self._over_all(seen)
+
+    def _over_all(self, seen: list[tuple[AttentionObservation | None, float]]) -> dict[str, Tensor]:
+        """Return the attention statistics of the global batch; each micro-batch has a share of it."""
+        observed = [(one, share) for one, share in seen if one is not None]
+        if not observed:
+            return {}
+        largest = torch.stack([one.max_logits for one, _ in observed]).amax(0)
+        found = {"max_logits": self._ranks.largest(largest)}
+        entropies = [one.entropy * share for one, share in observed if one.entropy is not None]
+        if entropies:
+            found["entropy"] = self._ranks.sum(torch.stack(entropies).sum(0)) / self._ranks.size
+        return found
+
+
+@torch.no_grad()
+def validation_loss(
+    module: nn.Module, sequences: Tensor, micro_batch: int, ranks: Ranks
+) -> tuple[float, float | None]:
+    """Return the mean loss over ``sequences``, without dropout, and its standard error over them.
+
+    Ranks take micro-batches in turn. All of these have one size, so that one compiled graph is enough: the
+    last is filled up with its last sequence. Of one sequence there is no standard error.
+    """
+    module.eval()
+    pieces = sequences.split(micro_batch)
+    losses = torch.zeros(len(sequences), device=ranks.device)
+    for turn in range(0, len(pieces), ranks.size):
+        mine = turn + ranks.rank
+        # A rank without a piece left still makes a pass: sharded models need every rank in each.
+        piece = pieces[min(mine, len(pieces) - 1)].to(ranks.device)
+        num = len(piece)
+        if num < len(pieces[0]):
+            piece = torch.cat([piece, piece[-1:].expand(len(pieces[0]) - num, -1)])
+        inputs, targets = piece[:, :-1].contiguous(), piece[:, 1:].contiguous()
+        found = module(inputs, targets, of_sequences=True).loss
+        if mine < len(pieces):
+            losses[mine * micro_batch :][:num] = found[:num]
+    module.train()
+    losses = ranks.sum(losses).double()
+    mean, num = losses.mean().item(), len(losses)
+    return mean, losses.std().item() / num**0.5 if num > 1 else None

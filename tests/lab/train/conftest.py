@@ -3,7 +3,8 @@ import dataclasses
 import pytest
 
 from merit_lab.models import ModelConfig
-from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
+from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig, train
+from merit_lab.train.loop import Trainer
 
 # What differs between two runs of the same computation.
 OF_THE_CLOCK = ("seconds", "tokens_per_second", "optimizer_share", "mfu", "memory_gib")
@@ -39,6 +40,43 @@ def changed(toy):
         return config
 
     return change
+
+
+class Killed(BaseException):
+    """Ends a run like SIGKILL: nothing catches it."""
+
+
+@pytest.fixture
+def before_step(monkeypatch):
+    """Run an action before a step."""
+
+    def arrange(step, action, patched=monkeypatch):
+        original = Trainer.take_step
+
+        def take_step(self, micro_batches):
+            if self.step == step:
+                action()
+            return original(self, micro_batches)
+
+        patched.setattr(Trainer, "take_step", take_step)
+
+    return arrange
+
+
+@pytest.fixture
+def die_before_step(before_step):
+    """Train a configuration until its process dies before a step."""
+
+    def kill():
+        raise Killed
+
+    def die(config, folder, step, resume=False):
+        with pytest.MonkeyPatch.context() as patched:
+            before_step(step, kill, patched)
+            with pytest.raises(Killed):
+                train(config, folder, resume=resume)
+
+    return die
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 
 from merit_lab.runs import NotWritten, Run
 from merit_lab.train import checkpoint, train
-from merit_lab.train.checkpoint_files import Damaged, _written, find, read
+from merit_lab.train.checkpoint import Damaged, _written, find, read
 
 
 def unfinish(run):
@@ -129,7 +129,7 @@ def test_a_file_that_cannot_be_read_now_is_not_damaged(whole, monkeypatch, suffi
 def test_no_byte_of_a_manifest_changes_unnoticed(whole):
     path, _ = manifest_of(whole)
     content = path.read_bytes()
-    for place in range(len(content)):
+    for place in [*range(0, len(content), 101), len(content) - 1]:
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         with pytest.raises(Damaged, match="step-00000012"):
             read(path.parent)
@@ -137,24 +137,16 @@ def test_no_byte_of_a_manifest_changes_unnoticed(whole):
     assert read(path.parent).step == 12
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"step": 11},
-        {"step": "12"},
-        {"step": 10**400},
-        {"metrics": [1.5, "f"]},
-        {"seconds": "long"},
-        {"files": ["a"]},
-        {"optimizers": [1]},
-    ],
-)
-def test_wrong_values_in_a_manifest_with_its_hash(change, whole):
+def test_wrong_values_in_a_manifest_with_its_hash(whole):
     path, values = manifest_of(whole)
     del values["sha256"]
-    path.write_bytes(_written({**values, **change}))
-    with pytest.raises(Damaged, match="step-00000012"):
-        read(path.parent)
+    for change in (
+        *({"step": 11}, {"step": "12"}, {"step": 10**400}, {"metrics": [1.5, "f"]}, {"seconds": "long"}),
+        *({"files": ["a"]}, {"optimizers": [1]}, {"optimizers": None}),
+    ):
+        path.write_bytes(_written({**values, **change}))
+        with pytest.raises(Damaged, match="step-00000012"):
+            read(path.parent)
     assert find(whole.checkpoints)[0][0].name == "step-00000010"
 
 
@@ -167,20 +159,19 @@ def test_a_digit_that_changed_in_the_measurements_is_noticed(whole):
         train(None, whole.folder, resume=True)
 
 
-@pytest.mark.parametrize("text", ["[]", "null", "12", "[" * 100_000])
-def test_a_file_that_is_not_a_manifest(text, whole):
+def test_a_file_that_is_not_a_manifest(whole):
     path, _ = manifest_of(whole)
-    path.write_text(text)
-    with pytest.raises(Damaged, match="no readable manifest"):
-        read(path.parent)
+    for text in ("[]", "null", "12", "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(Damaged, match="no readable manifest"):
+            read(path.parent)
 
 
-@pytest.mark.parametrize("name", ["a.safetensors", ".hidden.safetensors"])
-def test_unlisted_weight_files_are_refused(name, whole):
+def test_unlisted_weight_files_are_refused(whole):
     path, values = manifest_of(whole)
     (shard,) = values["files"]
-    shutil.copy(whole.checkpoints / "step-00000005" / shard, path.with_name(name))
-    with pytest.raises(Damaged, match=f"{name} was not written with the checkpoint"):
+    shutil.copy(whole.checkpoints / "step-00000005" / shard, path.with_name(".hidden.safetensors"))
+    with pytest.raises(Damaged, match=r"\.hidden\.safetensors was not written with the checkpoint"):
         read(path.parent)
     assert find(whole.checkpoints)[0][0].name == "step-00000010"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from merit_lab.models import LanguageModel, ModelConfig
-from merit_lab.train import pool, train
+from merit_lab.train import pool
 
 
 @pytest.fixture
@@ -25,23 +25,3 @@ def test_workers_that_share_a_gpu_have_less_room(share, fits, memory):
     memory.share, memory.peak = share, 2**39
     model = LanguageModel(ModelConfig(width=16, heads=2, layers=1, context=16, vocab_size=256))
     assert pool._fits(model, 2, torch.device("cpu"), bf16=False) == fits
-
-
-@pytest.mark.parametrize("precision", ["bf16", "float32"])
-@pytest.mark.usefixtures("memory")
-def test_the_trial_on_cuda_has_the_precision_of_the_run(precision, changed, monkeypatch, tmp_path):
-    tried = []
-    forward = LanguageModel.forward
-
-    def observed(self, *args, **options):
-        tried.append(torch.is_autocast_enabled("cpu"))
-        return forward(self, *args, **options)
-
-    def as_on_cuda(_config, model, ranks, **options):
-        assert pool._fits(model, 2, ranks.device, **options)
-        return 2
-
-    monkeypatch.setattr(LanguageModel, "forward", observed)
-    monkeypatch.setattr("merit_lab.train.pool.choose_micro_batch", as_on_cuda)
-    train(changed(precision=precision, steps=1), tmp_path / "run")
-    assert set(tried) == {precision == "bf16"}

@@ -10,7 +10,7 @@ import torch
 from merit_lab.train import OptimizerConfig, command, train
 from merit_lab.train.command import main
 from merit_lab.train.loop import Trainer
-from merit_lab.train.optimizer_names import load_class
+from merit_lab.train.optimizer_options import load_class
 from merit_lab.train.signals import Interrupted
 from merit_lab.train.snapshot import Snapshot
 from merit_optim import MERIT
@@ -110,8 +110,6 @@ def handed_over(changed, tmp_path, monkeypatch):
     [
         {"name": "from_elsewhere:Mine"},
         {"rest": "from_elsewhere:Mine", "rest_lr": 0.1},
-        {"options": ["base=from_elsewhere:Mine"]},
-        {"rest": "adamw", "rest_lr": 0.1, "rest_options": ["base=from_elsewhere:Mine"]},
     ],
 )
 def test_a_run_directory_cannot_import_modules_without_trust(values, handed_over, data, capfd):

@@ -26,9 +26,9 @@ def test_a_missing_package_is_reported(with_optimizer, monkeypatch):
     ("name", "option", "match"),
     [
         ("torch:SGD", "momentm=0.9", r"momentm, which SGD does not take; did you mean 'momentum'\?"),
-        ("torch:SGD", "momentum=high", "momentum='high', but SGD expects float"),
-        ("torch:SGD", "nesterov=1", "nesterov=1, but SGD expects bool"),
-        ("torch:Muon", "ns_steps=2.5", r"ns_steps=2\.5, but Muon expects int"),
+        ("torch:SGD", "momentum=high", "momentum in optimizer.options is 'high'; it must be a number"),
+        ("torch:SGD", "nesterov=1", "nesterov in optimizer.options is 1; it must be true or false"),
+        ("torch:Muon", "ns_steps=2.5", r"ns_steps in optimizer.options is 2\.5; it must be a whole number"),
         # It takes any argument and ignores unknown ones.
         (
             "pytorch-optimizer:SOAP",
@@ -84,6 +84,8 @@ def test_a_number_that_is_not_json_is_converted_for_a_float(with_optimizer):
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
+        ({"options": ("momentum",)}, r"optimizer\.options has 'momentum'; write OPTION=VALUE"),
+        ({"options": ("lr=0.1",)}, r"optimizer\.options has 'lr=0.1'; write --optimizer.lr"),
         ({"rest_lr": 0.1}, r"name it with --optimizer\.rest"),
         ({"rest": "adamv"}, r"optimizer\.rest is 'adamv'; did you mean 'adamw'"),
         ({"rest": "torch:"}, "others are torch:NAME and pytorch-optimizer:NAME"),

@@ -1,15 +1,18 @@
 """Run after run on one compiled model."""
 
 import dataclasses
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 
 from merit_lab.models import loss
 from merit_lab.train import Pool, train
 from merit_lab.train.pool import as_in_pool
+from merit_optim.optim.torch_private import compile_or_fail
 
 
 @pytest.fixture
@@ -67,6 +70,19 @@ def test_more_shapes_than_torch_compiles_are_all_compiled(changed, tmp_path):
         train(changed(**shape), tmp_path / str(number), pool=pool)
         graphs.append(counters["stats"]["unique_graphs"])
     assert all(later > earlier for earlier, later in pairwise(graphs))
+
+
+@pytest.mark.usefixtures("without_a_compiler")
+def test_shapes_beyond_what_torch_compiles_are_an_error(changed, tmp_path, monkeypatch):
+    def train_shapes():
+        for width in (16, 20, 24, 28):
+            config = changed(**{"model.width": width, "steps": 1, "compile": True})
+            train(config, tmp_path / str(width), pool=Pool())
+
+    monkeypatch.setattr("merit_lab.train.pool.compile_or_fail", partial(compile_or_fail, versions=2))
+    few = torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=2)
+    with few, pytest.raises(FailOnRecompileLimitHit):
+        train_shapes()
 
 
 def test_a_run_after_one_that_failed(changed, tmp_path, measured, monkeypatch):

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from merit_lab.runs import Run, is_locked
 from merit_lab.train import checkpoint, command, loop, start, train
-from merit_lab.train.checkpoint_files import steps_of
+from merit_lab.train.checkpoint import steps_of
 from merit_lab.train.command import main
 from merit_lab.train.loop import Trainer
 from merit_optim.cli import main as merit
@@ -40,39 +40,6 @@ def handle_hangup():
     before = signal.getsignal(signal.SIGHUP)
     yield partial(signal.signal, signal.SIGHUP)
     signal.signal(signal.SIGHUP, before)
-
-
-@pytest.fixture
-def before_step(monkeypatch):
-    """Run an action before a step."""
-
-    def arrange(step, action):
-        original = Trainer.take_step
-
-        def take_step(self, micro_batches):
-            if self.step == step:
-                action()
-            return original(self, micro_batches)
-
-        monkeypatch.setattr(Trainer, "take_step", take_step)
-
-    return arrange
-
-
-@pytest.fixture
-def die_before_step(before_step, monkeypatch):
-    """Train a configuration until its process dies before a step."""
-
-    def die(config, folder, step, resume=False):
-        def kill():
-            raise Killed
-
-        before_step(step, kill)
-        with pytest.raises(Killed):
-            train(config, folder, resume=resume)
-        monkeypatch.undo()
-
-    return die
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +68,7 @@ def test_a_run_that_died_resumes_bit_for_bit(step, toy, tmp_path, die_before_ste
     assert measured(run) == measured(never_stopped(toy))
 
 
-@pytest.mark.parametrize("name", ["sophiag", "muon-merit", "soap-merit", "orscale"])
+@pytest.mark.parametrize("name", ["sophiag", "muon-merit", "soap-merit"])
 def test_every_optimizer_resumes_bit_for_bit(
     name, changed, tmp_path, die_before_step, never_stopped, measured
 ):
@@ -263,16 +230,6 @@ def test_a_signal_in_the_last_step_is_left_to_the_caller(toy, tmp_path, before_s
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert came == [signal.SIGTERM]
-
-
-def test_moved_data(toy, changed, tmp_path, die_before_step, never_stopped, measured):
-    before = shutil.copytree(toy.data, tmp_path / "before")
-    die_before_step(changed(data=before), tmp_path / "run", 6)
-    before.rename(tmp_path / "after")
-    with pytest.raises(ValueError, match="before"):
-        train(None, tmp_path / "run", resume=True)
-    run = train(changed(data=tmp_path / "after"), tmp_path / "run", resume=True)
-    assert measured(run) == measured(never_stopped(toy))
 
 
 def test_checkpoints_by_the_clock(changed, tmp_path, monkeypatch):

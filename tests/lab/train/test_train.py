@@ -1,6 +1,7 @@
 import math
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from merit_lab.models import flops_per_token
 from merit_lab.runs import Run
 from merit_lab.train import train
 from merit_lab.train.loop import Trainer
-from merit_lab.train.reports import Speedometer
+from merit_lab.train.parallel import Ranks
+from merit_lab.train.reports import Reporter, StepReports
 from merit_optim.settings import SETTINGS
 
 NAMES = ["adamw", "lion", "sophiag", "lamb", "maxlamb", "merit", "muon-merit", "soap-merit", "normuon"]
@@ -67,11 +69,10 @@ def test_the_run_directory_says_what_was_run(finished):
     assert [event["what"] for event in run.metrics("event")] == ["started", "finished"]
 
 
-def test_the_same_configuration_gives_the_same_bits(finished, toy, tmp_path, measured):
-    assert measured(train(toy, tmp_path / "again")) == measured(finished)
-
-
-def test_another_seed_gives_another_run(finished, changed, tmp_path):
+def test_the_same_configuration_gives_the_same_bits_and_another_seed_others(
+    finished, changed, tmp_path, measured
+):
+    assert measured(train(changed(), tmp_path / "again")) == measured(finished)
     assert losses(train(changed(seed=1), tmp_path / "other"))[0] != losses(finished)[0]
 
 
@@ -82,12 +83,11 @@ def test_every_optimizer_trains(name, changed, tmp_path):
     run = train(config, tmp_path / "run")
     assert run.status == "finished"
     assert losses(run)[-1] < losses(run)[0]
-    trust_ratio = name in ("lamb", "maxlamb", "merit")
     if name in NAMES[:6]:
-        assert bool(run.metrics("update")) == trust_ratio
+        assert bool(run.metrics("update")) == (name in ("lamb", "maxlamb", "merit"))
 
 
-@pytest.mark.parametrize("name", ["merit", "adamw", "sophiag"])
+@pytest.mark.parametrize("name", ["merit", "sophiag"])
 def test_micro_batches_change_nothing_but_rounding(name, changed, tmp_path):
     config = {"optimizer.name": name, "optimizer.lr": 1e-3}
     whole = train(changed(**config, micro_batch=8), tmp_path / "whole")
@@ -150,9 +150,12 @@ def test_seconds_count_only_steps(toy, tmp_path, monkeypatch):
 def test_mfu_is_the_share_of_the_peak(toy, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 2**31)
-    read = Speedometer(toy.model, torch.device("cuda"), 2).read(1000, seconds=2.0, optimizer_seconds=0.5)
-    assert read["mfu"] == pytest.approx(500 * flops_per_token(toy.model) / (2 * 989e12))
-    assert read["memory_gib"] == 2.0
+    moments = {name: SimpleNamespace(since=lambda _: 2.0) for name in ("ended", "optimizer_ended")}
+    step = SimpleNamespace(began=None, optimizer_began=None, **moments)
+    two = Ranks(0, 2, torch.device("cuda"))
+    speed = StepReports(Reporter(), [], toy, two, seconds=1.0)._speed(step)
+    assert speed["mfu"] == pytest.approx(8 * 32 / 2 * flops_per_token(toy.model) / (2 * 989e12))
+    assert (speed["seconds"], speed["memory_gib"]) == (3.0, 2.0)
 
 
 @pytest.mark.gpu

@@ -59,7 +59,9 @@ def test_a_vocabulary_that_the_data_would_replace_is_refused(data, option, monke
 def test_training_and_its_exit_status(data, tmp_path, capfd):
     assert main(["tiny", *TOY, "--data", str(data), "--out", str(tmp_path)]) == 0
     printed = capfd.readouterr()
-    assert str(tmp_path) in printed.out
+    first, second = printed.out.splitlines()
+    assert re.fullmatch(rf"The run is in {tmp_path}, with a validation loss of \d\.\d{{4}}\.", first)
+    assert second == f"To see it: merit report {tmp_path}"
     assert Run.open(tmp_path).status == "finished"
     assert main(["--resume", str(tmp_path)]) == 0
     assert main(["--resume", str(tmp_path / "nothing")]) == 1
@@ -82,11 +84,8 @@ def test_a_run_goes_on_when_nobody_reads_its_progress(data, tmp_path):
     assert Run.open(tmp_path / "run").status == "finished"
 
 
-def test_only_the_first_rank_prints(data, tmp_path, capfd, monkeypatch):
-    main(["tiny", *TOY, "--data", str(data), "--out", str(tmp_path)])
-    printed = capfd.readouterr().out
-    assert re.match(rf"The run is in {tmp_path}, with a validation loss of \d\.\d{{4}}\.\n", printed)
-    assert printed.endswith(f"\nTo see it: merit report {tmp_path}\n")
+def test_only_the_first_rank_prints(run, capfd, monkeypatch):
+    tmp_path = run
     monkeypatch.setattr(training, "train", lambda *_, **__: Run.open(tmp_path))
     monkeypatch.setenv("RANK", "1")
     assert main(["--resume", str(tmp_path)]) == 0

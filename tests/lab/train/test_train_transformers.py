@@ -13,7 +13,6 @@ from transformers_cases import TINY
 from merit_lab.models import HuggingFaceConfig, find_model
 from merit_lab.runs import Run
 from merit_lab.train import OptimizerConfig, TrainConfig, command, train
-from merit_lab.train.loop import Trainer
 from merit_lab.train.snapshot import Snapshot
 
 
@@ -38,25 +37,6 @@ def config(toy, folder):
     )
 
 
-@pytest.fixture
-def dying(monkeypatch):
-    """Ends a run before its step 7, after the checkpoint of step 5."""
-
-    def run(config, path) -> None:
-        def die(self, micro_batches):
-            if self.step == 7:
-                raise KeyboardInterrupt
-            return take_step(self, micro_batches)
-
-        take_step = Trainer.take_step
-        with monkeypatch.context() as patched:
-            patched.setattr(Trainer, "take_step", die)
-            with pytest.raises(KeyboardInterrupt):
-                train(config, path)
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("family", "optimizer"), list(zip(TINY, cycle(["merit", "muon", "soap"]), strict=False))
 )
@@ -71,9 +51,9 @@ def test_every_family_learns(config, family, optimizer, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen2"])
-def test_a_resumed_run_has_the_same_bits_with_dropout(config, dying, measured, family, tmp_path):
+def test_a_resumed_run_has_the_same_bits_with_dropout(config, die_before_step, measured, family, tmp_path):
     whole = train(config(family, steps=12), tmp_path / "whole")
-    dying(config(family, steps=12), tmp_path / "broken")
+    die_before_step(config(family, steps=12), tmp_path / "broken", 7)
     resumed = train(None, tmp_path / "broken", resume=True)
     assert "from step-00000005" in resumed.metrics("event")[1]["message"]
     assert measured(resumed) == measured(whole)
