@@ -5,10 +5,9 @@ from functools import cache, partial
 
 from evidence_runs import ROOT
 
-from merit_lab.paper.artefact import Artefact, comparisons
+from merit_lab.paper.artefact import Artefact
 from merit_lab.paper.entries import ENTRIES
-from merit_lab.paper.plan import Corpus, Found
-from merit_lab.paper.scales import SCALES
+from merit_lab.paper.records import Records
 from merit_lab.paper.work import Task
 from merit_lab.tables import Table
 
@@ -36,18 +35,15 @@ _JUDGED = {*_TABLES, *_CLAIMS, "fig14", "table3"}
 @cache
 def made(name: str) -> Artefact:
     """An entry from the records."""
-    corpus = Corpus.recall(_FOLDER)
-    assert corpus is not None
-    entry, seeds = ENTRIES[name], _SEEDS.get(name)
-    task = Task([entry], SCALES["nano"], corpus, _FOLDER, seeds=seeds, trains=False)
-    artefact = task.make(entry, _found())
+    task = Task(names=(name,), scale="nano", out=_FOLDER, seeds=_SEEDS.get(name), no_training=True)
+    artefact = task.make(ENTRIES[name], _records())
     assert not artefact.missing, artefact.missing
     return artefact
 
 
 @cache
-def _found() -> Found:
-    return Found.in_folder(_FOLDER)
+def _records() -> Records:
+    return Records.read(_FOLDER)
 
 
 def table(name: str) -> Table:
@@ -60,7 +56,7 @@ def table(name: str) -> Table:
 
 def claims(name: str) -> Table:
     """What the runs say of each claim of an entry."""
-    tables = [comparisons(verdict).only(["Comparison", "Here", "Verdict"]) for verdict in made(name).verdicts]
+    tables = [verdict.table.only(["Comparison", "Here", "Verdict"]) for verdict in made(name).verdicts]
     rows = tuple(row for one in tables for row in one.rows if row[2] != "not run")
     return Table(tables[0].head, rows, tables[0].num_text)
 
@@ -68,7 +64,7 @@ def claims(name: str) -> Table:
 def verdicts() -> Table:
     """The verdict on each claim."""
     rows = tuple(
-        (f"`{name}`", verdict.claim.says, verdict.outcome)
+        (f"`{name}`", verdict.claim, verdict.outcome)
         for name in ENTRIES
         if name in _JUDGED
         for verdict in made(name).verdicts

@@ -12,7 +12,6 @@ import pytest
 import merit_lab.paper.command
 import merit_lab.study.search
 import merit_lab.train
-from merit_lab.data import Dataset
 from merit_lab.study.cost import Speed
 from merit_lab.train import TrainConfig
 from merit_lab.train.optimizer import options_in_use
@@ -55,7 +54,7 @@ def somewhere(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture
-def no_work(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands stop where their work would begin, with all of it planned."""
 
     def train(config: TrainConfig | None, *_: Any, **__: Any) -> None:
@@ -75,7 +74,6 @@ def no_work(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = merit_lab.paper.command
     monkeypatch.setattr(command, "reproduce", reproduce)
     monkeypatch.setattr(command.cost, "find_speed", lambda _: Speed(1e30, 1, "the test's"))
-    monkeypatch.setattr(command, "_corpus", lambda *_: Dataset.open(data))
     monkeypatch.setattr(command, "_agreed", lambda *_: True)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from merit_lab.paper import drawing
 from merit_lab.paper import quantities as q
 from merit_lab.paper.checks import Claim, Numbers
-from merit_lab.paper.plan import Data, Runs
+from merit_lab.paper.plan import Runs
+from merit_lab.paper.records import Data
 from merit_lab.paper.scales import Scale
 
 losses = drawing.curves("Validation loss", drawing.LOSS, q.losses)
@@ -17,11 +18,7 @@ first_logit, middle_logit = (
     drawing.curves(f"Largest logit, {layer}", "largest attention logit", q.logits(layer), wide=True)
     for layer in ("first layer", "middle layer")
 )
-FIRST, MIDDLE, ALL = q.logit("first layer"), q.logit("middle layer"), q.logit("all layers")
-LOSS = {"Validation loss": q.LOSS}
-LOSS_AND_LOGIT = {**LOSS, "Largest logit": q.LARGEST_LOGIT}
-LOSS_AND_STEPS = {**LOSS, "Steps to the target": q.STEPS}
-WITH_BATCH = ("panel", "series", "batch", "lr")
+WITH_BATCH = ("model", "series", "batch", "lr")
 THREE = ("AdamW", "LAMB", "MERIT")
 FOUR, FIVE = ("adamw", "lamb", "maxlamb", "merit"), ("adamw", "lamb", "maxlamb", "merit", "lion")
 GRID = (0.5, 1.0, 2.0)
@@ -52,9 +49,8 @@ class Entry:
     Args:
         name: as `merit reproduce` takes it.
         shows: what it shows, in a few words.
-        runs: which runs it needs; none if its rows are made up.
-        claims: what is said of them.
-        columns: of its table, after those of ``rows``: heads and quantities.
+        parts: which runs it needs, none if its rows are made up; and what is claimed of them.
+        columns: of its table, after those of ``rows``.
         charts: what is drawn of the runs.
         rows: what its table has a row for.
         note: what to know of it.
@@ -68,9 +64,8 @@ class Entry:
         self,
         name: str,
         shows: str,
-        runs: Sequence[Runs],
-        *claims: Claim,
-        columns: Mapping[str, q.Quantity] = LOSS,
+        *parts: Runs | Claim,
+        columns: Sequence[q.Quantity] = (q.LOSS,),
         charts: Sequence[drawing.Draw] = (losses,),
         rows: Sequence[str] = ("panel", "series", "lr"),
         note: str = "",
@@ -79,9 +74,11 @@ class Entry:
         measure: Callable[[Data, Scale, Path | None], None] | None = None,
         made_up: Callable[[], Data] | None = None,
     ) -> None:
-        self.name, self.shows, self.runs, self.claims = name, shows, runs, claims
+        self.name, self.shows = name, shows
+        self.runs = [part for part in parts if isinstance(part, Runs)]
+        self.claims = [part for part in parts if isinstance(part, Claim)]
         self.columns, self.charts, self.rows, self.note = columns, charts, rows, note
-        self.paper, self.is_grid, self.measure, self.made_up = paper, is_grid, measure, made_up
+        self.paper, self.is_grid, self.measure, self.made_up = paper or {}, is_grid, measure, made_up
 
     @property
     def of_paper(self) -> str:
@@ -94,6 +91,11 @@ class Entry:
         """Its heading: "Figure 4: validation loss on GPT-2"."""
         return f"{self.of_paper}: {self.shows}" if self.of_paper else self.shows[0].upper() + self.shows[1:]
 
-    def num_seeds(self, scale: Scale, seeds: int | None) -> int:
-        """The number of seeds: ``seeds``, or the scale's default if that is None."""
-        return seeds or (scale.grid_seeds if self.is_grid else scale.seeds)
+    @property
+    def source(self) -> str:
+        """Where its claims are from, unless they say it."""
+        return self.of_paper.lower() or "ours, not the paper's"
+
+    def num_seeds(self, scale: Scale) -> int:
+        """The number of seeds at a scale."""
+        return scale.grid_seeds if self.is_grid else scale.seeds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import polars as pl
@@ -16,14 +16,13 @@ from merit_lab.measure.curvature.command import CurvatureConfig, measure_curvatu
 from merit_lab.measure.evaluate.command import Evaluate, evaluate
 from merit_lab.measure.evaluate.sets import PAPER_SETS
 from merit_lab.models import Model
-from merit_lab.paper.plan import Data
-from merit_lab.paper.quantities import BySeed, Quantity, per_run
+from merit_lab.paper.quantities import BySeed, Quantity, Query, per_run
+from merit_lab.paper.records import Data
 from merit_lab.paper.scales import Scale
 from merit_lab.train.checkpoint import steps_of
 from merit_lab.train.snapshot import Snapshot
 
 _PERPLEXITIES = {"lambada": "perplexity", "wikitext": "word_perplexity"}
-_LONG_ENOUGH = 512  # tokens of context that fit every answer of every set
 
 
 class Unavailable(Exception):
@@ -87,7 +86,7 @@ def weights_at(folder: Path, step: int, layer: int) -> dict[str, Tensor]:
 
 def checkpoints(data: Data) -> dict[str, tuple[Path, list[int]]]:
     """The folder of each finished run, and the steps of the checkpoints that it has kept, if any."""
-    kept = {run: (folder, steps_of(folder / "checkpoints")) for run, folder in data.folders()}
+    kept = {run: (folder, steps_of(folder / "checkpoints")) for run, folder in data.folders().items()}
     return {run: (folder, steps) for run, (folder, steps) in kept.items() if steps}
 
 
@@ -100,53 +99,51 @@ def need_weights(data: Data, _: Scale, __: Path | None) -> None:
         )
 
 
-def alike(data: Data, of: str) -> pl.DataFrame:
+def _alike(name: str, kind: str) -> Query:
     """How alike the "rows" or "columns" of the first layer's "query" or "key" are at the end of each run."""
-    name, kind = of.split(", ")
-    rows = []
-    for run, (folder, steps) in checkpoints(data).items():
-        rows.append((run, alikeness(weights_at(folder, steps[-1], 1)[name], kind)))
-    return pl.DataFrame(rows, schema={"run": pl.String, "value": pl.Float64}, orient="row")
+
+    def of(data: Data) -> pl.DataFrame:
+        ends = {run: weights_at(folder, steps[-1], 1) for run, (folder, steps) in checkpoints(data).items()}
+        values = [alikeness(weights[name], kind) for weights in ends.values()]
+        return pl.DataFrame({"run": list(ends), "value": values}, {"run": pl.String, "value": pl.Float64})
+
+    return of
 
 
-ALIKE = {
-    name.capitalize(): per_run(
-        name,
-        partial(alike, of=name),
-        diverged=math.nan,
-        number=".2f",
-    )
-    for name in ("query, rows", "query, columns", "key, rows", "key, columns")
-}
+ALIKE = [
+    per_run(f"{name}, {kind}", _alike(name, kind), diverged=math.nan, number=".2f")
+    for name in ("query", "key")
+    for kind in ("rows", "columns")
+]
 
 
 def gaps(data: Data) -> pl.DataFrame:
-    """The gap of each query and key weight at each checkpoint: run, step, series, value, and the peak."""
+    """The gap of each query and key weight at each checkpoint: run, step, series, value; and the peak."""
     rows = []
     for run, (folder, steps) in checkpoints(data).items():
         model = data.configs[run].model
         rows += [
-            {"run": run, "step": step, "series": f"{where} layer, {name}", "value": relative_gap(weight)}
+            (run, step, f"{where} layer, {name}", gap := relative_gap(weight), peak(gap, weight.numel()))
             for where, layer in (("first", 1), ("middle", (model.layers + 1) // 2))
             for step in steps
             for name, weight in weights_at(folder, step, layer).items()
         ]
-    schema = {"run": pl.String, "step": pl.Int64, "series": pl.String, "value": pl.Float64}
-    return pl.DataFrame(rows, schema=schema)
+    schema = {
+        "run": pl.String,
+        "step": pl.Int64,
+        "series": pl.String,
+        "value": pl.Float64,
+        "peak": pl.Float64,
+    }
+    return pl.DataFrame(rows, schema, orient="row")
 
 
-def _mean_gaps(data: Data) -> pl.DataFrame:
-    return gaps(data).group_by("run", maintain_order=True).agg(pl.col("value").mean())
+def _mean(column: str) -> Query:
+    return lambda data: gaps(data).group_by("run").agg(value=pl.col(column).mean())
 
 
-def _peaks(data: Data) -> pl.DataFrame:
-    means = _mean_gaps(data)
-    peaks = [peak(gap, data.configs[run].model.width ** 2) for run, gap in means.iter_rows()]
-    return means.with_columns(value=pl.Series(peaks, dtype=pl.Float64))
-
-
-GAP = per_run("gap", _mean_gaps, diverged=math.nan, number=".4f")
-PEAK = per_run("largest weight", _peaks, diverged=math.nan, number=".2f")
+GAP = per_run("gap", _mean("value"), diverged=math.nan, number=".4f")
+PEAK = per_run("largest weight, times normal", _mean("peak"), diverged=math.nan, number=".2f")
 
 
 # Curvature: figure 7.
@@ -154,27 +151,22 @@ PEAK = per_run("largest weight", _peaks, diverged=math.nan, number=".2f")
 
 def measure_curvature_of(data: Data, scale: Scale, _: Path | None) -> None:
     """Measure the Hessian at the end of every run. Parts that are known are not measured again."""
-    for run, folder in data.folders():
+    for run, folder in data.folders().items():
         of_run = data.configs[run]
         if of_run.data.is_dir():
-            config = CurvatureConfig(
-                run=folder,
-                checkpoint=of_run.steps,
-                data=of_run.data,
-                sequences=scale.curvature_sequences,
-                top=1,
-                probes=scale.curvature_probes,
-                density=True,
-                density_probes=1,
-                density_steps=2 * scale.curvature_probes,
+            measure_curvature(
+                CurvatureConfig(
+                    run=folder,
+                    checkpoint=of_run.steps,
+                    data=of_run.data,
+                    sequences=scale.curvature_sequences,
+                    top=1,
+                    probes=scale.curvature_probes,
+                    density=True,
+                    density_probes=1,
+                    density_steps=2 * scale.curvature_probes,
+                )
             )
-            try:
-                measure_curvature(config)
-            except ModuleNotFoundError as error:
-                raise Unavailable(
-                    f"Curvature needs {error.name}, which is not installed: pip install "
-                    "'merit-optim[curvature]'"
-                ) from None
         elif not (TOP_EIGENVALUE.of(data.where(run=run)) and TRACE.of(data.where(run=run))):
             raise Unavailable(
                 f"Curvature needs the runs' data, which are not in {of_run.data}: give them with --data"
@@ -189,12 +181,12 @@ TRACE = per_run("trace", _AT_END.then(pl.col("curvature.trace")), number=".4g")
 
 
 def spectrum(data: Data) -> pl.DataFrame:
-    """The spectral density of each run that has one: run, series, grid, density."""
-    parts = {name: f"curvature.density.{name}" for name in ("grid", "density")}
-    if not set(parts.values()) <= set(data.runs.columns):
-        return pl.DataFrame(schema=["run", "series", *parts])
-    columns = {name: _AT_END.then(pl.col(column)) for name, column in parts.items()}
-    return data.runs.select("run", "series", **columns).drop_nulls().explode(*parts)
+    """The spectral density of each run that has one: run, series, eigenvalue, density."""
+    grid, density = "curvature.density.grid", "curvature.density.density"
+    if grid not in data.runs.columns:
+        return pl.DataFrame()
+    columns = {"eigenvalue": _AT_END.then(pl.col(grid)), "density": _AT_END.then(pl.col(density))}
+    return data.runs.select("run", "series", **columns).drop_nulls().explode(*columns)
 
 
 # Evaluations: figures 5 and 12, table 1. They are columns of the runs.
@@ -247,24 +239,17 @@ def evaluate_on(entry: str) -> Callable[[Data, Scale, Path | None], None]:
     """Evaluate the runs on an entry's sets."""
 
     def measure(data: Data, scale: Scale, task_files: Path | None) -> None:
-        for run, folder in data.folders():
+        for run, folder in data.folders().items():
             if task_files is None and all(score(name).of(data.where(run=run)) for name in PAPER_SETS[entry]):
                 continue  # evaluated before, wherever the sets came from
-            if task_files is None and scale.tokenizer is not None:
+            if task_files is None and not scale.is_large:
                 raise Unavailable(
                     "The evaluation sets are missing: give their folder with --task-files (`merit evaluate "
                     "-h` lists the files), or use scale small or paper, which load them from the Hugging "
                     "Face hub."
                 )
-            try:
-                evaluate(
-                    Evaluate(run=folder, tasks=(entry,), task_files=task_files, limit=scale.evaluation_limit)
-                )
-            except (ModuleNotFoundError, ConnectionError) as error:
-                raise Unavailable(str(error)) from None
-            except ValueError as error:
-                is_short = data.configs[run].model.context < _LONG_ENOUGH
-                way_out = "; a larger scale has models with longer contexts" if is_short else ""
-                raise Unavailable(f"{error}{way_out}") from None
+            evaluate(
+                Evaluate(run=folder, tasks=(entry,), task_files=task_files, limit=scale.evaluation_limit)
+            )
 
     return measure

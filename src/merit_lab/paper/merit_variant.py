@@ -16,7 +16,7 @@ from torch.optim.optimizer import ParamsT
 from merit_optim.optim import algorithm
 from merit_optim.optim.algorithm import Rule, Sizes
 from merit_optim.optim.directions.adam import moments, quotient
-from merit_optim.optim.matrices import Matrices, matrices_of
+from merit_optim.optim.matrices import matrices_of
 
 
 class MERITVariant(Optimizer):
@@ -56,32 +56,25 @@ class MERITVariant(Optimizer):
         return loss
 
     def _update(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[weight]
+        state, rule, seen = self.state[weight], Rule(), matrices_of(weight.shape)
+        if group["rows"] is not None and not seen.is_vector:
+            seen = seen._replace(num=seen.num * seen.rows // group["rows"], rows=group["rows"])
         if not state:
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
-        rule, seen = Rule(), _parts(matrices_of(weight.shape), group["rows"])
         averages = moments(state["exp_avg"], state["exp_avg_sq"], grad, *group["betas"])
         state["exp_avg"], state["exp_avg_sq"] = averages
         update = algorithm.decayed(quotient(*averages, group["eps"]), weight, group["weight_decay"])
         weight_NRC, update_NRC = weight.view(seen.shape), update.view(seen.shape)
-        update_sizes = algorithm.sizes(update_NRC, rule, is_vector=seen.is_vector)
+        weight_sizes, update_sizes = (
+            algorithm.sizes(x_NRC, rule, is_vector=seen.is_vector) for x_NRC in (weight_NRC, update_NRC)
+        )
         if group["smoothing"]:
-            update_sizes = smoothed_sizes(update_sizes, state, group["smoothing"])
-        weight_sizes = algorithm.sizes(weight_NRC, rule, is_vector=seen.is_vector)
+            update_sizes = _smoothed(update_sizes, state, group["smoothing"])
         scale = algorithm.element_ratio(weight_sizes, update_sizes, rule)
         weight_NRC.copy_(algorithm.apply(weight_NRC, update_NRC, scale, group["lr"], rule.clip))
 
 
-def _parts(whole: Matrices, rows: int | None) -> Matrices:
-    """A weight as stacked matrices with this many rows each."""
-    if rows is None or whole.is_vector:
-        return whole
-    if whole.rows % rows:
-        raise ValueError(f"a weight of {whole.rows} rows cannot be split into blocks of {rows}")
-    return whole._replace(num=whole.num * whole.rows // rows, rows=rows)
-
-
-def smoothed_sizes(now: Sizes, state: dict[str, Any], decay: float) -> Sizes:
+def _smoothed(now: Sizes, state: dict[str, Any], decay: float) -> Sizes:
     """Moving averages of the norms, starting from the first step's."""
     for name, size in now._asdict().items():
         if size is not None:

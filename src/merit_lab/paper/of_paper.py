@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from merit_lab.measure.evaluate.sets import PAPER_SETS
 from merit_lab.paper import drawing, measured, theorem
 from merit_lab.paper import entry as e
 from merit_lab.paper import quantities as q
-from merit_lab.paper.checks import Claim, Pair, Side, below, in_order, same, versus
+from merit_lab.paper.checks import Claim, Pair, Side, below, same, versus
 from merit_lab.paper.entry import Entry
 from merit_lab.paper.plan import WATCHED, Runs
 
 NORMED = "AdamW with QK-Norm"
 WITHOUT = "MERIT without clip", "MERIT without weight-wise bound", "MERIT without element-wise ratio"
-SHALLOW, BETWEEN, DEEP = (q.logit(f"{some} layers") for some in ("shallow", "middle", "deep"))
 
 # The paper's numbers.
 GPT2 = {
-    "small": {"AdamW": 3.470, "LAMB": 3.355, "MaxLAMB": 3.304, "MERIT": 3.280},
-    "medium": {"AdamW": 3.172, "LAMB": 3.068, "MaxLAMB": 3.040, "MERIT": 2.982},
-    "large": {"AdamW": 3.039, "LAMB": 2.971, "MERIT": 2.897},
+    "GPT-2 small": {"AdamW": 3.470, "LAMB": 3.355, "MaxLAMB": 3.304, "MERIT": 3.280},
+    "GPT-2 medium": {"AdamW": 3.172, "LAMB": 3.068, "MaxLAMB": 3.040, "MERIT": 2.982},
+    "GPT-2 large": {"AdamW": 3.039, "LAMB": 2.971, "MERIT": 2.897},
 }
 LLAMA = {
-    "130M": {"AdamW": 3.277, "LAMB": 3.265, "MERIT": 3.199},
-    "350M": {"AdamW": 3.014, "LAMB": 3.001, "MERIT": 2.957},
+    "Llama 130M": {"AdamW": 3.277, "LAMB": 3.265, "MERIT": 3.199},
+    "Llama 350M": {"AdamW": 3.014, "LAMB": 3.001, "MERIT": 2.957},
 }
 SECONDS = {
-    "medium": {"AdamW": 57.69, "LAMB": 57.93, "MERIT": 58.50},
-    "large": {"AdamW": 242.50, "LAMB": 243.51, "MERIT": 245.46},
+    "GPT-2 medium": {"AdamW": 57.69, "LAMB": 57.93, "MERIT": 58.50},
+    "GPT-2 large": {"AdamW": 242.50, "LAMB": 243.51, "MERIT": 245.46},
 }
-ACCURACY = {"small": {e.REFERENCE: 43.56, "MERIT": 43.87}, "medium": {e.REFERENCE: 46.59, "MERIT": 46.70}}
+ACCURACY = {
+    "GPT-2 small": {e.REFERENCE: 43.56, "MERIT": 43.87},
+    "GPT-2 medium": {e.REFERENCE: 46.59, "MERIT": 46.70},
+}
 
 
-def _scores(entry: str) -> Mapping[str, q.Quantity]:
-    return {name: measured.score(name) for name in PAPER_SETS[entry]}
+def _scores(entry: str) -> tuple[q.Quantity, ...]:
+    return tuple(map(measured.score, PAPER_SETS[entry]))
 
 
 OF_PAPER = (
     Entry(
         "fig1",
         "steps to a validation loss against the batch size",
-        (Runs("batches", WATCHED, by_model=True),),
+        Runs("batches", WATCHED),
         Claim(
             "At the largest batch MERIT needs the fewest steps to a given loss.",
             below("MERIT", "AdamW", "LAMB", of=q.STEPS_AT_LARGEST),
@@ -51,7 +51,7 @@ OF_PAPER = (
             below("AdamW", "MERIT", of=q.EFFICIENCY) + below("LAMB", "MERIT", of=q.EFFICIENCY),
             "figure 1 and section 5.2",
         ),
-        columns=e.LOSS_AND_STEPS,
+        columns=(q.LOSS, q.STEPS),
         charts=(drawing.steps_against_batch,),
         rows=e.WITH_BATCH,
         note=e.TARGET,
@@ -60,27 +60,27 @@ OF_PAPER = (
     Entry(
         "fig2",
         "largest attention logit, first and middle layer, large batch",
-        (Runs("observed", WATCHED),),
+        Runs("observed", WATCHED),
         Claim(
             "AdamW's largest logit grows far beyond LAMB's and MERIT's in the first layer; in the "
             "middle layer only MERIT keeps it down.",
-            below("LAMB", "AdamW", of=e.FIRST)
-            + below("MERIT", "AdamW", of=e.FIRST)
-            + below("MERIT", "LAMB", of=e.MIDDLE),
+            below("LAMB", "AdamW", of=q.FIRST)
+            + below("MERIT", "AdamW", of=q.FIRST)
+            + below("MERIT", "LAMB", of=q.MIDDLE),
         ),
-        columns={"First layer": e.FIRST, "Middle layer": e.MIDDLE},
+        columns=(q.FIRST, q.MIDDLE),
         charts=(e.first_logit, e.middle_logit),
         note=e.LARGEST,
     ),
     Entry(
         "fig3",
         "query and key weights: magnitudes, and how alike rows and columns are",
-        (Runs("first", WATCHED),),
+        Runs("first", WATCHED),
         Claim(
             "Magnitudes of query and key weights are alike within rows and within columns.",
-            sum((versus(one, q.constant(1), of) for one in e.THREE for of in measured.ALIKE.values()), ()),
+            sum((versus(one, q.constant(1), of) for one in e.THREE for of in measured.ALIKE), ()),
         ),
-        columns=measured.ALIKE,
+        columns=tuple(measured.ALIKE),
         charts=(drawing.weights,),
         note=(
             "The score is the variance of the row (column) means as a share of the variance of all "
@@ -91,7 +91,7 @@ OF_PAPER = (
     Entry(
         "fig4",
         "validation loss on GPT-2 with AdamW, LAMB, Lion, Sophia-G and MERIT",
-        (Runs("gpt2", (*WATCHED, "lion", "sophiag")),),
+        Runs("gpt2", (*WATCHED, "lion", "sophiag")),
         Claim(
             "With large batches MERIT ends at a lower validation loss than AdamW, LAMB, Lion and Sophia-G.",
             below("MERIT", "AdamW", "LAMB", "Lion", "SophiaG"),
@@ -101,20 +101,20 @@ OF_PAPER = (
     Entry(
         "fig5",
         "zero-shot perplexity on LAMBADA and WikiText",
-        (Runs("gpt2", WATCHED),),
+        Runs("gpt2", WATCHED),
         Claim(
             "On LAMBADA and WikiText MERIT's models have a lower perplexity than AdamW's and LAMB's.",
             below("MERIT", "AdamW", "LAMB", of=measured.log_perplexity("lambada"))
             + below("MERIT", "AdamW", "LAMB", of=measured.log_perplexity("wikitext")),
         ),
         columns=_scores("fig5"),
-        charts=tuple(drawing.points(f"perplexity on {name}", of) for name, of in _scores("fig5").items()),
+        charts=tuple(drawing.points(f"perplexity on {of.name}", of) for of in _scores("fig5")),
         measure=measured.evaluate_on("fig5"),
     ),
     Entry(
         "fig6",
         "validation loss on Llama with AdamW, LAMB and MERIT",
-        (Runs("llama", WATCHED),),
+        Runs("llama", WATCHED),
         Claim("On Llama, too, MERIT ends below AdamW and LAMB.", below("MERIT", "AdamW", "LAMB")),
         note="The paper trains Llama on C4 and gives no learning rates; these are GPT-2's at that size.",
         paper=LLAMA,
@@ -122,14 +122,14 @@ OF_PAPER = (
     Entry(
         "fig7",
         "curvature at the end: top eigenvalue, trace and spectral density of the Hessian",
-        (Runs("first", ("adamw", "merit")),),
+        Runs("first", ("adamw", "merit")),
         Claim(
             "MERIT ends in a flatter place than AdamW: a smaller top eigenvalue and a smaller trace of "
             "the Hessian.",
             below("MERIT", "AdamW", of=measured.TOP_EIGENVALUE, paper="12.326 against 37.231")
             + below("MERIT", "AdamW", of=measured.TRACE, paper="3444.92 against 12994.91"),
         ),
-        columns={"Top eigenvalue": measured.TOP_EIGENVALUE, "Trace": measured.TRACE},
+        columns=(measured.TOP_EIGENVALUE, measured.TRACE),
         charts=(drawing.density,),
         note="Over training sequences; the paper does not name its data, so magnitudes need not agree.",
         measure=measured.measure_curvature_of,
@@ -137,11 +137,9 @@ OF_PAPER = (
     Entry(
         "fig8",
         "AdamW with and without QK-Norm at several learning rates, and MERIT",
-        (
-            Runs("first", ("merit",)),
-            Runs("first", ("adamw",), factors=(*e.GRID, 4.0)),
-            Runs("first", ("adamw",), factors=(*e.GRID, 4.0), qk_norm=True, series=NORMED),
-        ),
+        Runs("first", ("merit",)),
+        Runs("first", ("adamw",), factors=(*e.GRID, 4.0)),
+        Runs("first", ("adamw",), factors=(*e.GRID, 4.0), changes={"model.qk_norm": True}, series=NORMED),
         Claim("QK-Norm lets AdamW use higher learning rates.", below(NORMED, "AdamW", factor=4.0)),
         Claim(
             "With large batches QK-Norm costs quality: it ends above AdamW without it, and above MERIT.",
@@ -155,12 +153,10 @@ OF_PAPER = (
     Entry(
         "fig9",
         "MERIT without clip, without weight-wise bound, without element-wise ratio",
-        (
-            Runs("first", WATCHED),
-            Runs("first", ("merit",), without=("clip",), series=WITHOUT[0]),
-            Runs("first", ("merit",), without=("weight-bound",), series=WITHOUT[1]),
-            Runs("first", ("merit",), without=("element-wise",), series=WITHOUT[2]),
-        ),
+        Runs("first", WATCHED),
+        Runs("first", ("merit",), changes={"optimizer.without": ("clip",)}, series=WITHOUT[0]),
+        Runs("first", ("merit",), changes={"optimizer.without": ("weight-bound",)}, series=WITHOUT[1]),
+        Runs("first", ("merit",), changes={"optimizer.without": ("element-wise",)}, series=WITHOUT[2]),
         Claim(
             "MERIT ends higher without its clip, without the weight-wise bound, and without the "
             "element-wise ratio.",
@@ -176,7 +172,7 @@ OF_PAPER = (
     Entry(
         "fig10",
         "relative gap between l2 and max norm of query and key weights",
-        (Runs("observed", WATCHED),),
+        Runs("observed", WATCHED),
         Claim(
             "The largest query and key weights are a small part of the l2 norm: of 1024 x 1024 weights "
             f"the gap is 0.99 to 0.996, so that the largest is {measured.PAPER_PEAKS[0]:.2f} to "
@@ -190,7 +186,7 @@ OF_PAPER = (
                 (),
             ),
         ),
-        columns={"Gap (the paper's: 0.99 to 0.996)": measured.GAP, "Largest, times normal": measured.PEAK},
+        columns=(measured.GAP, measured.PEAK),
         charts=(
             drawing.curves("Gap between l2 and max norm", "(l2 - max) / l2", measured.gaps, by="series"),
         ),
@@ -204,16 +200,14 @@ OF_PAPER = (
     Entry(
         "fig11",
         "largest attention logit, small batch against large",
-        (
-            Runs("observed, small batch", WATCHED, part="small batch"),
-            Runs("observed", WATCHED, part="large batch"),
-        ),
+        Runs("small batch", WATCHED),
+        Runs("large batch", WATCHED),
         Claim(
             "With a small batch the largest logits are well below those with a large batch.",
-            same(e.THREE, "small batch", "large batch", of=e.FIRST)
-            + same(e.THREE, "small batch", "large batch", of=e.MIDDLE),
+            same(e.THREE, "small batch", "large batch", of=q.FIRST)
+            + same(e.THREE, "small batch", "large batch", of=q.MIDDLE),
         ),
-        columns={"First layer": e.FIRST, "Middle layer": e.MIDDLE},
+        columns=(q.FIRST, q.MIDDLE),
         charts=(e.first_logit, e.middle_logit),
         note=e.LARGEST + " The small batch has the large one's rates times the square root of the batches.",
         is_grid=True,
@@ -221,26 +215,26 @@ OF_PAPER = (
     Entry(
         "fig12",
         "zero-shot accuracy on SuperGLUE tasks",
-        (Runs("gpt2", WATCHED),),
+        Runs("gpt2", WATCHED),
         Claim(
             "On most SuperGLUE tasks MERIT's model is more accurate than AdamW's and LAMB's.",
             versus("", q.constant(0), measured.wins("fig12", "AdamW"))
             + versus("", q.constant(0), measured.wins("fig12", "LAMB")),
         ),
-        columns={**_scores("fig12"), "average": measured.average("fig12")},
+        columns=(*_scores("fig12"), measured.average("fig12")),
         charts=(drawing.points("average accuracy (%)", measured.average("fig12")),),
         measure=measured.evaluate_on("fig12"),
     ),
     Entry(
         "fig13",
         "share of clipped elements, first, middle and last layer",
-        (Runs("first", ("merit",)),),
+        Runs("first", ("merit",)),
         Claim(
             "The clip acts in the middle layers; in the first and the last layer it hardly ever does.",
             versus("MERIT", q.CLIPPED["first layer"], q.CLIPPED["middle layer"], "near 0 against 12%")
             + versus("MERIT", q.CLIPPED["last layer"], q.CLIPPED["middle layer"], "0.25% against 12%"),
         ),
-        columns={f"{name.capitalize()}, highest %": of for name, of in q.CLIPPED.items()},
+        columns=tuple(q.CLIPPED.values()),
         charts=(
             drawing.curves("Share of clipped elements", "share of elements", q.clipped_curves, zero=True),
         ),
@@ -248,41 +242,39 @@ OF_PAPER = (
     Entry(
         "fig14",
         "largest attention logit of every layer",
-        (Runs("observed", WATCHED),),
+        Runs("observed", WATCHED),
         Claim(
             "In shallow layers LAMB and MERIT both stay below AdamW; in the middle layers MERIT stays "
             "below LAMB.",
-            below("LAMB", "AdamW", of=SHALLOW)
-            + below("MERIT", "AdamW", of=SHALLOW)
-            + below("MERIT", "LAMB", of=BETWEEN),
+            below("LAMB", "AdamW", of=q.SHALLOW)
+            + below("MERIT", "AdamW", of=q.SHALLOW)
+            + below("MERIT", "LAMB", of=q.BETWEEN),
         ),
-        columns={"Shallow layers": SHALLOW, "Middle layers": BETWEEN, "Deep layers": DEEP},
+        columns=(q.SHALLOW, q.BETWEEN, q.DEEP),
         charts=(drawing.layers,),
         note=e.LARGEST,
     ),
     Entry(
         "fig15",
         "share of elements where the weight-wise bound decided",
-        (Runs("observed", ("merit",)),),
+        Runs("observed", ("merit",)),
         Claim(
             "The weight-wise bound decides for more elements late in training than early.",
             versus("MERIT", q.BOUNDED["first third"], q.BOUNDED["last third"]),
         ),
-        columns={f"{name.capitalize()}, %": of for name, of in q.BOUNDED.items()},
+        columns=tuple(q.BOUNDED.values()),
         charts=(drawing.curves("Where the bound decided", "share of elements", q.bounded_curve, zero=True),),
     ),
     Entry(
         "table1",
         "zero-shot accuracy of MERIT with a large batch, and of AdamW with a small one",
-        (
-            Runs("long, small batch", ("adamw",), series=e.REFERENCE, by_model=True),
-            Runs("long, large batch", ("merit",), by_model=True),
-        ),
+        Runs("long, small batch", ("adamw",), series=e.REFERENCE),
+        Runs("long, large batch", ("merit",)),
         Claim(
             "MERIT with a large batch is as accurate on average as AdamW with a small one, or more.",
             below(e.REFERENCE, "MERIT", of=measured.average("table1")),
         ),
-        columns={**_scores("table1"), "average": measured.average("table1")},
+        columns=(*_scores("table1"), measured.average("table1")),
         charts=(drawing.points("average accuracy (%)", measured.average("table1")),),
         rows=e.WITH_BATCH,
         note=e.MORE,
@@ -293,16 +285,16 @@ OF_PAPER = (
     Entry(
         "table2",
         "time of a step and TFLOP/s with AdamW, LAMB and MERIT",
-        (Runs("last two", WATCHED),),
+        Runs("last two", WATCHED),
         Claim(
             "MERIT's step takes about 1% longer than LAMB's and AdamW's: at most the larger difference "
             "of the paper's two sizes.",
             (
-                Pair(Side(q.SECONDS, "MERIT"), Side(q.SECONDS, "AdamW", times=1.014)),
-                Pair(Side(q.SECONDS, "MERIT"), Side(q.SECONDS, "LAMB", times=1.010)),
+                Pair(Side(q.SECONDS, "MERIT"), Side(q.longer(1.014), "AdamW")),
+                Pair(Side(q.SECONDS, "MERIT"), Side(q.longer(1.010), "LAMB")),
             ),
         ),
-        columns={"Seconds": q.SECONDS, "TFLOP/s": q.TERAFLOPS, "Optimizer's share, %": q.OPTIMIZER_SHARE},
+        columns=(q.SECONDS, q.TERAFLOPS, q.OPTIMIZER_SHARE),
         charts=(drawing.points("seconds for a step", q.SECONDS),),
         note=(
             "An optimizer's share of a step falls as the batch grows. With few tokens in a step, as on a "
@@ -313,10 +305,10 @@ OF_PAPER = (
     Entry(
         "table3",
         "the choice of norm: validation loss with AdamW, LAMB, maxLAMB and MERIT",
-        (Runs("two", e.FOUR),),
+        Runs("two", e.FOUR),
         Claim(
             "The max norm alone (maxLAMB) gains a little over LAMB, MERIT's other parts the rest.",
-            in_order("MERIT", "MaxLAMB", "LAMB", "AdamW"),
+            below("MERIT", "MaxLAMB") + below("MaxLAMB", "LAMB") + below("LAMB", "AdamW"),
         ),
         note="The paper gives no learning rate for maxLAMB.",
         paper=GPT2,
@@ -324,13 +316,13 @@ OF_PAPER = (
     Entry(
         "table4",
         "grids of learning rates, per optimizer and size",
-        (Runs("gpt2", (*e.FIVE, "sophiag"), factors=e.GRID),),
+        Runs("gpt2", (*e.FIVE, "sophiag"), factors=e.GRID),
         Claim(
             "LAMB and MERIT want higher learning rates than AdamW (they are relative to the weights), "
             "Lion a lower one.",
             below("AdamW", "LAMB", "MERIT", of=q.BEST_RATE) + below("Lion", "AdamW", of=q.BEST_RATE),
         ),
-        columns=e.LOSS_AND_LOGIT,
+        columns=(q.LOSS, q.LARGEST_LOGIT),
         charts=(drawing.rates,),
         note=e.INSIDE,
         is_grid=True,
@@ -338,7 +330,6 @@ OF_PAPER = (
     Entry(
         "theorem1",
         "MERIT-W's gradient norm on a smooth problem under the paper's bound, and its rate",
-        (),
         Claim(
             "With as many samples in a batch as there are steps, MERIT-W's mean squared gradient norm "
             "stays under the theorem's bound.",
@@ -351,7 +342,7 @@ OF_PAPER = (
             versus("", theorem.EXPONENT, q.constant(-0.5)),
             within="",
         ),
-        columns={"Mean squared gradient norm": theorem.MEASURED, "Bound": theorem.BOUND},
+        columns=(theorem.MEASURED, theorem.BOUND),
         charts=(drawing.theorem,),
         rows=("panel",),
         note=theorem.ABOUT,

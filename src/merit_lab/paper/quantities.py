@@ -14,7 +14,7 @@ import torch
 
 from merit_lab.models import build, flops_per_token
 from merit_lab.models.transformers_config import AnyModelConfig
-from merit_lab.paper.plan import ENDED, Data
+from merit_lab.paper.records import ENDED, Data
 from merit_lab.results.series import layer_logits
 from merit_lab.study.fit import steps_to_reach
 from merit_lab.tables import NOTHING
@@ -40,6 +40,11 @@ class Quantity:
     infinite: str = ""
     """What an infinite number of a run that did not diverge means."""
 
+    @property
+    def head(self) -> str:
+        """Its name at the head of a column."""
+        return self.name[0].upper() + self.name[1:]
+
     def text(self, data: Data) -> str:
         """Mean and standard deviation of the finite numbers, and how many are infinite if that means more."""
         values = list(self.of(data).values())
@@ -62,17 +67,15 @@ def per_run(
     """
 
     def by_seed(data: Data) -> BySeed:
-        ended = replace(data, runs=data.runs.filter(pl.col("status").is_in(ENDED)))
+        runs = data.runs.filter(pl.col("status").is_in(ENDED))
         if not isinstance(value, pl.Expr):
-            values = value(ended).select("run", VALUE)
-            runs = ended.runs.join(values, on="run", how="left", maintain_order="left")
-        elif set(value.meta.root_names()) <= set(ended.runs.columns):
-            runs = ended.runs.with_columns(value=value)
-        else:  # of no run was it measured
-            runs = ended.runs.with_columns(value=pl.lit(None, pl.Float64))
+            values = value(replace(data, runs=runs)).select("run", VALUE)
+            runs = runs.join(values, on="run", how="left", maintain_order="left")
+        else:
+            is_known = set(value.meta.root_names()) <= set(runs.columns)  # measured of some run
+            runs = runs.with_columns(value=value if is_known else pl.lit(None, pl.Float64))
         if diverged is not None:
-            lost = pl.col("status") == "diverged"
-            runs = runs.with_columns(value=pl.when(lost).then(pl.lit(diverged)).otherwise(VALUE))
+            runs = runs.with_columns(value=pl.when(status="diverged").then(pl.lit(diverged)).otherwise(VALUE))
         return dict(runs.select("seed", VALUE.cast(pl.Float64)).drop_nulls().drop_nans().rows())
 
     silent = "it diverged, with every seed" if diverged is not None and math.isnan(diverged) else ""
@@ -82,13 +85,6 @@ def per_run(
 def constant(value: float) -> Quantity:
     """The same number for every seed of whatever it is compared with."""
     return Quantity(name=f"{value:.3g}", of=lambda data: dict.fromkeys(data.values("seed"), value))
-
-
-def several(curves: Mapping[str, Query]) -> Query:
-    """Several curves of each run in one frame, told apart by their series."""
-    return lambda data: pl.concat(
-        [curve(data).with_columns(series=pl.lit(name)) for name, curve in curves.items()]
-    )
 
 
 def _of_each_run(curve: Query, value: pl.Expr) -> Query:
@@ -158,16 +154,20 @@ BEST_RATE = Quantity(name="best rate", of=_best_rates, silent="no seed has its b
 def _steps_to_target(data: Data) -> pl.DataFrame:
     """Infinite where the target was not reached."""
     rows = data.measured("validation_loss", "target").filter(pl.col("validation_loss").is_finite())
-    rows = rows.with_columns(pl.col("target").fill_null(-math.inf))
     reached = {
         run: steps_to_reach(target, of_run.select("step", "validation_loss").rows())
-        for (run, target), of_run in rows.group_by("run", "target", maintain_order=True)
+        for (run, target), of_run in rows.drop_nulls("target").group_by("run", "target", maintain_order=True)
     }
-    steps = [math.inf if (known := reached.get(run)) is None else known for run in data.runs["run"]]
-    return data.runs.select("run", value=pl.Series(steps, dtype=pl.Float64)).unique("run")
+    runs = data.runs.select("run").unique()
+    steps = [math.inf if (known := reached.get(run)) is None else known for run in runs["run"]]
+    return runs.with_columns(value=pl.Series(steps, dtype=pl.Float64))
 
 
 STEPS = per_run("steps to the target", _steps_to_target, number=".0f", infinite="not reached")
+
+
+def _steps_at_largest(data: Data) -> BySeed:
+    return STEPS.of(data.where(batch=max(data.values("batch"))))
 
 
 def _efficiency(data: Data) -> BySeed:
@@ -175,8 +175,8 @@ def _efficiency(data: Data) -> BySeed:
 
     None for a seed that did not reach it with the smallest batch, or was there before the first step.
     """
-    smallest, *_, largest = sorted(data.values("batch"))
-    few, many = STEPS.of(data.where(batch=smallest)), STEPS.of(data.where(batch=largest))
+    smallest, largest = min(data.values("batch")), max(data.values("batch"))
+    few, many = STEPS.of(data.where(batch=smallest)), _steps_at_largest(data)
     return {
         seed: few[seed] * smallest / (many[seed] * largest)
         for seed in sorted(few.keys() & many.keys())
@@ -184,10 +184,7 @@ def _efficiency(data: Data) -> BySeed:
     }
 
 
-STEPS_AT_LARGEST = Quantity(
-    name="steps with the largest batch",
-    of=lambda data: STEPS.of(data.where(batch=max(data.values("batch")))),
-)
+STEPS_AT_LARGEST = Quantity(name="steps with the largest batch", of=_steps_at_largest)
 EFFICIENCY = Quantity(
     name="share of ideal scaling",
     of=_efficiency,
@@ -200,7 +197,7 @@ EFFICIENCY = Quantity(
 _MIDDLE = (LAYERS + 1) // 2  # the 12th of 24
 _SHALLOW = pl.max_horizontal(1, LAYERS // 3)  # the paper's are 1 to 8 of 24
 _BETWEEN = pl.max_horizontal(_SHALLOW + 1, (17 / 24 * LAYERS).round())  # its middle ones end with 17 of 24
-SOME_LAYERS = {
+_SOME_LAYERS = {
     "first layer": (pl.lit(1), pl.lit(1)),
     "middle layer": (_MIDDLE, _MIDDLE),
     "all layers": (pl.lit(1), LAYERS),
@@ -212,25 +209,26 @@ SOME_LAYERS = {
 
 
 def logits(layers: str) -> Query:
-    """The largest logit of each of some layers over the steps, where it is finite: columns run to value."""
-
-    def curves(data: Data) -> pl.DataFrame:
-        chosen = pl.col("layer").is_between(*SOME_LAYERS[layers])
-        return layer_logits(data.measured("max_logits", "model.layers")).filter(chosen, VALUE.is_finite())
-
-    return curves
+    """The largest logit of each of some layers over the steps, where it is finite."""
+    chosen = pl.col("layer").is_between(*_SOME_LAYERS[layers])
+    return lambda data: layer_logits(data.measured("max_logits", "model.layers")).filter(
+        chosen, VALUE.is_finite()
+    )
 
 
-def logit(layers: str) -> Quantity:
+def _largest(layers: str) -> Query:
     """The mean over layers of the largest logit that each had at any step."""
 
     def of(data: Data) -> pl.DataFrame:
         largest = logits(layers)(data).group_by("run", "layer").agg(VALUE.max())
         return largest.group_by("run").agg(VALUE.mean())
 
-    return per_run(f"largest logit, {layers}", of, number=".2f")
+    return of
 
 
+FIRST, MIDDLE, ALL, SHALLOW, BETWEEN, DEEP = (
+    per_run(f"largest logit, {layers}", _largest(layers), number=".2f") for layers in _SOME_LAYERS
+)
 LARGEST_LOGIT = per_run("largest logit", pl.col("largest_logit"), diverged=None, number=".4g")
 
 
@@ -279,12 +277,17 @@ _CLIPPED: Mapping[str, Query] = {
         ("last layer", LAYERS),
     )
 }
-clipped_curves = several(_CLIPPED)
 CLIPPED = {
-    name: per_run(f"share clipped, {name}", _of_each_run(curve, 100 * VALUE.max()), diverged=math.nan)
+    name: per_run(f"highest % clipped, {name}", _of_each_run(curve, 100 * VALUE.max()), diverged=math.nan)
     for name, curve in _CLIPPED.items()
 }
 """The highest share of a layer's elements that were clipped."""
+
+
+def clipped_curves(data: Data) -> pl.DataFrame:
+    """The share of clipped elements of each of these layers, told apart by ``series``."""
+    return pl.concat([curve(data).with_columns(series=pl.lit(name)) for name, curve in _CLIPPED.items()])
+
 
 bounded_curve = updates("bounded", _IS_MATRIX)
 """The share of matrix elements where the weight-wise bound decided; vectors have no other ratio."""
@@ -306,7 +309,7 @@ def _bounded_in(third: pl.Expr) -> Query:
 
 
 BOUNDED = {
-    name: per_run(f"share bounded, {name}", _bounded_in(third), diverged=math.nan, number=".2f")
+    name: per_run(f"% bounded, {name}", _bounded_in(third), diverged=math.nan, number=".2f")
     for name, third in (("first third", pl.col("done") <= 1 / 3), ("last third", pl.col("done") >= 2 / 3))
 }
 
@@ -323,12 +326,7 @@ def reach_curve(data: Data) -> pl.DataFrame:
 
 
 REACH = {
-    name: per_run(
-        f"reach of the {name}",
-        _of_each_run(reach_curve, value),
-        diverged=math.nan,
-        number=".2f",
-    )
+    name: per_run(f"reach of the {name}", _of_each_run(reach_curve, value), diverged=math.nan, number=".2f")
     for name, value in (("first step", VALUE.first()), ("last step", VALUE.last()))
 }
 """How far the first and the last measured step went."""
@@ -348,12 +346,15 @@ def _optimizer_share(data: Data) -> pl.DataFrame:
     return shares.agg(value=100 * pl.col("optimizer_share").median())
 
 
-SECONDS = per_run(
-    "seconds of a step",
-    pl.col("batch") * pl.col("model.context") / pl.col("tokens_per_second"),
-    diverged=None,
-    number=".4f",
-)
+_SECONDS = pl.col("batch") * pl.col("model.context") / pl.col("tokens_per_second")
+SECONDS = per_run("seconds of a step", _SECONDS, diverged=None, number=".4f")
 """The median time of a step, hardly affected by the steps that include measurements."""
+
+
+def longer(factor: float) -> Quantity:
+    """The time of a step, times a factor."""
+    return per_run(f"{factor:g} times the {SECONDS.name}", factor * _SECONDS, diverged=None)
+
+
 TERAFLOPS = per_run("TFLOP/s", _teraflops, diverged=None, number=".1f")
 OPTIMIZER_SHARE = per_run("optimizer's share, %", _optimizer_share, diverged=None, number=".2f")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from merit_lab.models import PRESETS, ModelConfig
@@ -16,14 +16,19 @@ _K, _B = 1024, 10**9
 class Setup:
     """A model, a batch and a number of tokens, with a learning rate for each optimizer."""
 
-    name: str
-    """As shown in tables: "GPT-2 small, batch 1K"."""
+    size: str
+    """As shown in tables: "GPT-2 small"."""
     model: ModelConfig
     batch: int
     tokens: int
     rates: Mapping[str, float]
-    paper: str = ""
-    """The size of the paper's model that it repeats: "small", "130M"; empty if none."""
+    remark: str = ""
+    """What tells it from the others of this size and batch."""
+
+    @property
+    def name(self) -> str:
+        """As shown in tables: "GPT-2 small, batch 1024"."""
+        return ", ".join(filter(None, (self.size, f"batch {self.batch}", self.remark)))
 
     def with_batch(self, batch: int) -> Setup:
         """The same number of tokens with another batch, learning rates scaled by its square root.
@@ -33,17 +38,20 @@ class Setup:
         """
         factor = math.sqrt(batch / self.batch)
         rates = {name: float(f"{rate * factor:.3g}") for name, rate in self.rates.items()}
-        return replace(self, name=f"{self.model_name}, batch {batch}", batch=batch, rates=rates)
+        return replace(self, batch=batch, rates=rates)
 
-    @property
-    def model_name(self) -> str:
-        """The name without the batch."""
-        return self.name.partition(",")[0]
+    def longer(self, factor: int) -> Setup:
+        """The same with more tokens."""
+        return replace(self, tokens=factor * self.tokens, remark=f"tokens x{factor}")
+
+    def with_adamw(self, batch: int, rate: float) -> Setup:
+        """The same number of tokens with a small batch, for AdamW only."""
+        return replace(self, batch=batch, rates={"adamw": rate})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """All setups of one scale. Entries name them; see ``setups``."""
+    """All setups of one scale, and how its runs are measured."""
 
     name: str
     summary: str
@@ -79,42 +87,41 @@ class Scale:
     """Items of each evaluation set; None for all."""
     tokenizer: str | None = None
     """For the text that every machine has; None if that is too little and --data is required."""
-    is_large: bool = False
-    """Whether to ask before starting."""
 
-    def setups(self, which: str) -> list[Setup]:
-        """The setups that entries name."""
+    @property
+    def is_large(self) -> bool:
+        """Whether it needs data of its own and many GPU hours, and so asks before starting."""
+        return self.tokenizer is None
+
+    @property
+    def setups(self) -> dict[str, Sequence[Setup]]:
+        """The setups by the names that entries have for them."""
         first, observed = self.gpt2[0], self.gpt2[:2][-1]  # the second size (GPT-2 medium), or the only one
-        match which:
-            case "gpt2" | "llama" | "references" | "doubled":
-                return list(getattr(self, which))
-            case "first":
-                return [first]
-            case "two":
-                return list(self.gpt2[:2])
-            case "last two":
-                return list(self.gpt2[-2:])
-            case "single":  # those of which there is one with twice the batch
-                return list(self.gpt2[: len(self.doubled)])
-            case "of references":
-                return list(self.gpt2[: len(self.references)])
-            case "observed":
-                return [observed]
-            case "observed, small batch":
-                return [observed.with_batch(self.small_batch)]
-            case "longer":
-                return [self.longer]
-            case "long, small batch":
-                return list(self.long[::2])
-            case "long, large batch":
-                return list(self.long[1::2])
-            case "batches":
-                both = [(one, batch) for one in self.gpt2[:2] for batch in self.batches]
-                return [one.with_batch(batch * one.batch // first.batch) for one, batch in both]
-            case "wide" | "deep":
-                shape = self.shapes[which == "deep"]
-                return [shape.with_batch(batch) for batch in self.shape_batches]
-        raise ValueError(f"there are no setups {which!r}")
+        wide, deep = ([shape.with_batch(batch) for batch in self.shape_batches] for shape in self.shapes)
+        return {
+            "gpt2": self.gpt2,
+            "first": [first],
+            "two": self.gpt2[:2],
+            "last two": self.gpt2[-2:],
+            "llama": self.llama,
+            "batches": [
+                one.with_batch(batch * one.batch // first.batch)
+                for one in self.gpt2[:2]
+                for batch in self.batches
+            ],
+            "observed": [observed],
+            "large batch": [observed],
+            "small batch": [observed.with_batch(self.small_batch)],
+            "references": self.references,
+            "of references": self.gpt2[: len(self.references)],
+            "longer": [self.longer],
+            "single batch": self.gpt2[: len(self.doubled)],
+            "twice the batch": self.doubled,
+            "long, small batch": self.long[::2],
+            "long, large batch": self.long[1::2],
+            "wide": wide,
+            "deep": deep,
+        }
 
 
 def _paper_rates(model: str) -> dict[str, float]:
@@ -127,34 +134,18 @@ def _paper_rates(model: str) -> dict[str, float]:
 def _setup(family: str, size: str, batch: int, tokens: int, rates_of: str = "") -> Setup:
     """A model of the paper's, with the learning rates of its size."""
     preset = f"{family.lower().replace('gpt-2', 'gpt2')}-{size.lower()}"
-    return Setup(
-        name=f"{family} {size}, batch {batch // _K}K",
-        model=PRESETS[preset],
-        batch=batch,
-        tokens=tokens,
-        rates=_paper_rates(rates_of or preset),
-        paper=size,
-    )
-
-
-def _with_adamw(setup: Setup, batch: int, rate: float) -> Setup:
-    """The same number of tokens with a small batch, for AdamW only."""
-    name = f"{setup.model_name}, batch {batch}"
-    return replace(setup, name=name, batch=batch, rates={"adamw": rate})
-
-
-def _longer(setup: Setup, factor: int) -> Setup:
-    return replace(setup, name=f"{setup.name}, tokens x{factor}", tokens=factor * setup.tokens)
+    rates = _paper_rates(rates_of or preset)
+    return Setup(size=f"{family} {size}", model=PRESETS[preset], batch=batch, tokens=tokens, rates=rates)
 
 
 def _long(size: str, rate: float, batch: int) -> tuple[Setup, Setup]:
     """Table 1: 48B tokens. The paper gives no learning rate for the small batch; these are Sophia's."""
     large = _setup("GPT-2", size, batch, 48 * _B)
-    return _with_adamw(large, 480, rate), large
+    return large.with_adamw(480, rate), large
 
 
 def _shapes(setup: Setup, wide: ModelConfig, deep: ModelConfig) -> tuple[Setup, Setup]:
-    return replace(setup, name="wide", model=wide), replace(setup, name="deep", model=deep)
+    return replace(setup, size="wide", model=wide), replace(setup, size="deep", model=deep)
 
 
 _SMALL = _setup("GPT-2", "small", 1 * _K, 2 * _B)
@@ -168,17 +159,17 @@ _GPT2_SHAPES = (
 # 128 steps of 64 sequences of 64 bytes. The learning rates are the best of factor-of-two grids with one seed;
 # table4 shows them with their neighbours.
 _TINY = Setup(
-    name="GPT-2 0.2M, batch 64",
+    size="GPT-2 0.2M",
     model=PRESETS["tiny"],
     batch=64,
     tokens=128 * 64 * 64,
     rates={"adamw": 2e-3, "lamb": 4e-2, "maxlamb": 4e-2, "merit": 4e-2, "lion": 1.6e-3, "sophiag": 2e-3},
 )
-_LLAMA_TINY = replace(_TINY, name="Llama 0.2M, batch 64", model=PRESETS["llama-tiny"])
+_LLAMA_TINY = replace(_TINY, size="Llama 0.2M", model=PRESETS["llama-tiny"])
 # 200 steps of 512 sequences of 512 tokens. The learning rates are the best of factor-of-two grids with one
 # seed, on enwik8 and one H200 (docs/paper-results.md). Sophia-G's are not tuned.
 _NANO_10M = Setup(
-    name="GPT-2 10M, batch 512",
+    size="GPT-2 10M",
     model=PRESETS["nano-10m-bpe"],
     batch=512,
     tokens=200 * 512 * 512,
@@ -186,28 +177,26 @@ _NANO_10M = Setup(
 )
 _NANO_33M = replace(
     _NANO_10M,
-    name="GPT-2 33M, batch 512",
+    size="GPT-2 33M",
     model=PRESETS["nano-33m"],
     rates={"adamw": 5e-4, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 8e-4, "sophiag": 4e-4},
 )
-_NANO_64 = (_with_adamw(_NANO_10M, 64, 2e-3), _with_adamw(_NANO_33M, 64, 1e-3))
+_NANO_64 = (_NANO_10M.with_adamw(64, 2e-3), _NANO_33M.with_adamw(64, 1e-3))
 _NANO_1024 = (
     replace(
         _NANO_10M,
-        name="GPT-2 10M, batch 1024",
         batch=1024,
         rates={"adamw": 1e-3, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 4e-4},
     ),
     replace(
         _NANO_33M,
-        name="GPT-2 33M, batch 1024",
         batch=1024,
         rates={"adamw": 5e-4, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 1.6e-3},
     ),
 )
 # GPT-2 10M with an untied head. GPT-2's rates are the best here too for AdamW, LAMB and MERIT (figure 6).
 _LLAMA_NANO = replace(
-    _NANO_10M, name="Llama 15M, batch 512", model=replace(_NANO_10M.model, family="llama", norm_eps=1e-6)
+    _NANO_10M, size="Llama 15M", model=replace(_NANO_10M.model, family="llama", norm_eps=1e-6)
 )
 
 _SMALL_SCALE = Scale(
@@ -217,8 +206,8 @@ _SMALL_SCALE = Scale(
     llama=(_setup("Llama", "130M", 1 * _K, 26 * _B // 10, "gpt2-small"),),
     batches=(128, 256, 512, 1 * _K, 2 * _K),
     small_batch=128,
-    references=(_with_adamw(_SMALL, 480, 6e-4),),
-    longer=_longer(_SMALL, 4),
+    references=(_SMALL.with_adamw(480, 6e-4),),
+    longer=_SMALL.longer(4),
     doubled=(_SMALL.with_batch(2 * _SMALL.batch),),
     long=_long("small", 6e-4, 4 * _K),
     shapes=_shapes(_SMALL, *_GPT2_SHAPES),
@@ -226,7 +215,6 @@ _SMALL_SCALE = Scale(
     seeds=1,
     num_measurements=100,
     validation_sequences=4 * _K,
-    is_large=True,
 )
 
 SCALES = {
@@ -238,7 +226,7 @@ SCALES = {
         batches=(16, 64, 256),
         small_batch=16,
         references=(_TINY.with_batch(16),),
-        longer=_longer(_TINY, 2),
+        longer=_TINY.longer(2),
         doubled=(_TINY.with_batch(2 * _TINY.batch),),
         long=(_TINY.with_batch(16), _TINY),
         shapes=_shapes(
@@ -260,7 +248,7 @@ SCALES = {
         batches=(64, 128, 256, 512, 1 * _K),
         small_batch=64,
         references=_NANO_64,
-        longer=_longer(_NANO_10M, 4),  # 20 tokens for each parameter
+        longer=_NANO_10M.longer(4),  # 20 tokens for each parameter
         doubled=_NANO_1024,
         long=(_NANO_64[0], _NANO_10M),
         shapes=_shapes(
@@ -281,7 +269,7 @@ SCALES = {
         llama=(*_SMALL_SCALE.llama, _setup("Llama", "350M", 4 * _K, 8 * _B, "gpt2-medium")),
         batches=(*_SMALL_SCALE.batches, 4 * _K),
         small_batch=512,
-        references=(*_SMALL_SCALE.references, _with_adamw(_MEDIUM, 480, 3e-4)),
+        references=(*_SMALL_SCALE.references, _MEDIUM.with_adamw(480, 3e-4)),
         long=(*_SMALL_SCALE.long, *_long("medium", 3e-4, 6 * _K)),
     ),
 }

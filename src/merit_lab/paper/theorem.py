@@ -8,14 +8,13 @@ sample's gradient has bounded noise of a known deviation. Nothing is trained.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import polars as pl
 import torch
 from torch import Tensor
 
-from merit_lab.paper.plan import Data
 from merit_lab.paper.quantities import BySeed, Quantity, per_run
+from merit_lab.paper.records import Data
 from merit_optim.optim import MERIT
 
 _LIPSCHITZ = 2.0
@@ -23,19 +22,11 @@ _LARGEST_SLOPE = 3 * math.sqrt(3) / 8
 _NOISE = 0.5
 _BLOCKS, _BLOCK_SIZE = 4, 32
 _BETA2 = 0.95
-_WEIGHTS_WITHIN = (0.5, 4.0)  # the theorem's alpha_l and alpha_u: each block's max norm stays inside
+WEIGHTS_WITHIN = (0.5, 4.0)  # the theorem's alpha_l and alpha_u: each block's max norm stays inside
 _FIRST_DISTANCE = 0.5  # from each element to its goal
 _FIRST_VALUE = _BLOCKS * _BLOCK_SIZE * _FIRST_DISTANCE**2 / (1 + _FIRST_DISTANCE**2)
-_STEPS = (64, 128, 256, 512, 1024)  # shorter runs do not get far enough to fit a rate
+STEPS = (64, 128, 256, 512, 1024)  # shorter runs do not get far enough to fit a rate
 _SEEDS = 5
-
-
-class Descent(NamedTuple):
-    """Runs of one length: each seed's mean of the squared gradient norms, and the weights' range."""
-
-    mean_squared_gradients: list[float]
-    smallest: float
-    largest: float
 
 
 def gradient(x: Tensor) -> Tensor:
@@ -43,10 +34,11 @@ def gradient(x: Tensor) -> Tensor:
     return 2 * x / (1 + x * x) ** 2
 
 
-def descend(steps: int, seeds: int = _SEEDS) -> Descent:
+def descend(steps: int, seeds: int = _SEEDS) -> tuple[list[float], Tensor]:
     """Run MERIT-W for ``steps`` steps with ``steps`` samples in a batch, at the theorem's learning rate.
 
-    All seeds run together; each block of each seed is a separate weight.
+    All seeds run together; each block of each seed is a separate weight. Returns each seed's mean of the
+    squared gradient norms, and the max norms of the blocks at each step.
     """
     generator = torch.Generator().manual_seed(steps)
     shape = (seeds, _BLOCKS, _BLOCK_SIZE)
@@ -64,29 +56,27 @@ def descend(steps: int, seeds: int = _SEEDS) -> Descent:
         matrix_dims=1,
     )
     sums = torch.zeros(seeds, dtype=torch.float64)
-    smallest, largest = math.inf, 0.0
-    halves = torch.full(shape, 0.5)
+    sizes, halves = [], torch.full(shape, 0.5)
     for _ in range(steps):
-        norms = weights.detach().abs().amax(-1)
-        smallest, largest = min(smallest, float(norms.min())), max(largest, float(norms.max()))
+        sizes.append(weights.detach().abs().amax(-1))
         exact = gradient(weights.detach() - goals)
         sums += exact.double().square().sum((1, 2))
         # The mean of ``steps`` independent signs.
         heads = torch.binomial(torch.full(shape, float(steps)), halves, generator)
         weights.grad = exact + _NOISE * (2 * heads / steps - 1)
         optimizer.step()
-    return Descent((sums / steps).tolist(), smallest, largest)
+    return (sums / steps).tolist(), torch.stack(sizes)
 
 
 def learning_rate(steps: int) -> float:
     """The theorem's eta."""
-    dimension, (_, upper) = _BLOCKS * _BLOCK_SIZE, _WEIGHTS_WITHIN
+    dimension, (_, upper) = _BLOCKS * _BLOCK_SIZE, WEIGHTS_WITHIN
     return math.sqrt(2 * _FIRST_VALUE / (upper**2 * _BLOCKS * _LIPSCHITZ * dimension * steps))
 
 
 def bound(steps: int) -> float:
     """The bound on the mean squared gradient norm, from the proof's last inequality."""
-    dimension, (lower, upper) = _BLOCKS * _BLOCK_SIZE, _WEIGHTS_WITHIN
+    dimension, (lower, upper) = _BLOCKS * _BLOCK_SIZE, WEIGHTS_WITHIN
     eta, lipschitz = learning_rate(steps), _BLOCKS * _LIPSCHITZ
     largest_gradient = _LARGEST_SLOPE + _NOISE
     right = (
@@ -100,21 +90,13 @@ def bound(steps: int) -> float:
 
 def data() -> Data:
     """A row for each number of steps and each seed: what was measured, and the bound."""
-    rows = []
-    for steps in _STEPS:
-        descent = descend(steps)
-        if not _WEIGHTS_WITHIN[0] <= descent.smallest <= descent.largest <= _WEIGHTS_WITHIN[1]:
-            raise ArithmeticError(
-                f"the max norms of the weights went from {descent.smallest:.3g} to {descent.largest:.3g}, "
-                f"outside the {_WEIGHTS_WITHIN[0]} to {_WEIGHTS_WITHIN[1]} that the theorem assumes"
-            )
-        rows += [
-            {"seed": seed, "steps": steps, "measured": value, "bound": bound(steps)}
-            for seed, value in enumerate(descent.mean_squared_gradients)
-        ]
-    same = {"run": "", "model": "", "paper": "", "part": "", "series": "MERIT-W", "status": "finished"}
-    frame = pl.DataFrame([{**same, **row} for row in rows])
-    return Data(frame.with_columns(panel=pl.format("{} steps", "steps"), factor=1.0, message=pl.lit("")))
+    rows = [
+        {"steps": steps, "panel": f"{steps} steps", "seed": seed, "measured": value, "bound": bound(steps)}
+        for steps in STEPS
+        for seed, value in enumerate(descend(steps)[0])
+    ]
+    same = {"run": "", "model": "", "series": "MERIT-W", "status": "finished", "message": ""}
+    return Data(pl.DataFrame([{**same, **row} for row in rows]))
 
 
 def exponents(rows: Data) -> BySeed:
@@ -131,6 +113,6 @@ LOG_BOUND = per_run("that of the bound", pl.col("bound").log10())
 EXPONENT = Quantity(name="fitted exponent", of=exponents)
 ABOUT = (
     f"{_BLOCKS} blocks of {_BLOCK_SIZE}, beta1 = 0, beta2 = {_BETA2}, no weight decay, no clip; {_SEEDS} "
-    f"seeds. The blocks' max norms stayed within the theorem's assumed {_WEIGHTS_WITHIN[0]} to "
-    f"{_WEIGHTS_WITHIN[1]}."
+    f"seeds. The blocks' max norms stayed within the theorem's assumed {WEIGHTS_WITHIN[0]} to "
+    f"{WEIGHTS_WITHIN[1]}."
 )

@@ -1,19 +1,13 @@
 """A scale far below tiny, and its data."""
 
-from pathlib import Path
-
 import pytest
 from toy_scale import make_scale
 
-from merit_lab.data import Dataset
-from merit_lab.paper.scales import Scale
+from merit_lab.paper.scales import SCALES, Scale
 
 
-@pytest.fixture
-def toy() -> Scale:
-    return make_scale()
-
-
-@pytest.fixture
-def dataset(data: Path) -> Dataset:
-    return Dataset.open(data)
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> Scale:
+    """In the place of tiny."""
+    monkeypatch.setitem(SCALES, "tiny", scale := make_scale())
+    return scale

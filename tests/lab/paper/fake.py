@@ -1,6 +1,5 @@
 """The rows of an entry's runs, with numbers from formulas in place of training."""
 
-import dataclasses
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import Any
 import polars as pl
 from toy_scale import make_scale
 
-from merit_lab.paper.artefact import Artefact
-from merit_lab.paper.checks import Verdict
+from merit_lab.paper.artefact import Artefact, Verdict
 from merit_lab.paper.entries import ENTRIES
-from merit_lab.paper.plan import Corpus, Data, Found, Planned, identify, plan
+from merit_lab.paper.plan import Corpus, Planned, plan
+from merit_lab.paper.records import Data, Records
 from merit_lab.paper.scales import Scale
 from merit_lab.runs import table
 from merit_lab.tables import Table
@@ -34,21 +33,18 @@ def fake(
     seeds: int = 3,
 ) -> Data:
     """What an entry's runs measured, and their steps; a run whose status is None is missing."""
-    planned = plan(ENTRIES[name].runs, scale, seeds)
+    planned = plan(ENTRIES[name].runs, scale, seeds, CORPUS)
     runs, logged = [], []
     for one in planned:
         if (state := status(one)) is not None:
-            identity = identify(dataclasses.replace(one.config, data=CORPUS.folder).resolve(256), CORPUS)
-            about = {"identity": identity, "run": identity, "folder": "none", "status": state}
+            about = {"identity": one.identity, "run": one.identity, "folder": "none", "status": state}
             runs.append({**about, **dict.fromkeys(table.OUTCOME), **measure(one)})
-            logged += [{"run": identity, **row} for row in steps(one)]
-    schema = {"identity": pl.String}
-    frame = pl.DataFrame(runs, infer_schema_length=None) if runs else pl.DataFrame(schema=schema)
-    found = Found(frame, pl.DataFrame(logged, schema=dict(table.COLUMNS)))
-    return found.data(planned, Path("out"), CORPUS)
+            logged += [{"run": one.identity, **row} for row in steps(one)]
+    frame = pl.DataFrame(runs, infer_schema_length=None)
+    return Records(Path("out"), frame, pl.DataFrame(logged, schema=dict(table.COLUMNS))).data(planned)
 
 
-def verdicts(name: str, data: Data) -> list[Verdict]:
+def verdicts(name: str, data: Data) -> tuple[Verdict, ...]:
     """On each claim of an entry."""
     return Artefact(ENTRIES[name], make_scale(), data).verdicts
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from merit_lab.paper import measured, theorem
-from merit_lab.paper.plan import Data
+from merit_lab.paper.records import Data
 
 
 def test_how_alike_rows_and_columns_are() -> None:
@@ -33,13 +33,6 @@ def test_the_problem_of_the_theorem() -> None:
     points = pl.DataFrame({"seed": 3, "steps": [1.0, 4.0, 16.0], "measured": [8.0, 4.0, 2.0]})
     assert theorem.exponents(Data(points)) == {3: pytest.approx(-0.5)}
     assert theorem.bound(400) == pytest.approx(theorem.bound(100) / 2)
-
-
-def test_the_learning_rate_of_the_theorem_has_the_lowest_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = theorem.learning_rate
-    bounds = {}
-    for factor in (0.8, 1.0, 1.25):
-        monkeypatch.setattr(theorem, "learning_rate", lambda steps, factor=factor: factor * chosen(steps))
-        bounds[factor] = theorem.bound(100)
-    assert min(bounds, key=bounds.__getitem__) == 1.0
-    assert bounds[0.8] == pytest.approx(bounds[1.25])
+    for steps in theorem.STEPS:
+        _, sizes = theorem.descend(steps)
+        assert theorem.WEIGHTS_WITHIN[0] <= sizes.min() <= sizes.max() <= theorem.WEIGHTS_WITHIN[1]

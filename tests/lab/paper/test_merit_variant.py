@@ -1,6 +1,5 @@
 """The experimental variant of MERIT, against MERIT itself."""
 
-import pytest
 import torch
 
 from merit_lab.paper.merit_variant import MERITVariant
@@ -35,13 +34,6 @@ def test_blocks_of_rows_act_as_separate_weights():
     assert not torch.equal(actual[0], whole[0])
 
 
-def test_smoothing_changes_nothing_in_the_first_step():
-    for num_steps, same in ((1, True), (2, False)):
-        plain = trained(lambda weights: MERITVariant(weights, lr=0.1), num_steps)
-        smoothed = trained(lambda weights: MERITVariant(weights, lr=0.1, smoothing=0.9), num_steps)
-        assert torch.equal(plain[0], smoothed[0]) == same
-
-
 def test_the_smoothed_norms_are_moving_averages():
     weight = torch.nn.Parameter(torch.ones(2, 2))
     optimizer = MERITVariant([weight], lr=0.0, weight_decay=1.0, eps=1.0, betas=(0.0, 0.0), smoothing=0.75)
@@ -50,8 +42,3 @@ def test_the_smoothed_norms_are_moving_averages():
         optimizer.step()  # the update is g / (|g| + 1) + w: 1, then 1.5
         for name in ("rows_NR", "columns_NC", "whole_N"):
             assert (optimizer.state[weight][name] == expected).all()
-
-
-def test_rows_that_do_not_divide_a_weight():
-    with pytest.raises(ValueError, match="a weight of 12 rows cannot be split into blocks of 5"):
-        trained(lambda weights: MERITVariant(weights, lr=0.1, rows=5))

@@ -1,7 +1,6 @@
 """`merit reproduce`: what it runs, shares, lists and refuses."""
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
@@ -10,8 +9,9 @@ from toy_scale import make_scale
 
 from merit_lab.data import Dataset
 from merit_lab.paper import command, measured, work
-from merit_lab.paper.entries import ENTRIES, choose
-from merit_lab.paper.plan import Corpus, Found, Runs, plan
+from merit_lab.paper.artefact import Result
+from merit_lab.paper.entries import ENTRIES
+from merit_lab.paper.plan import Corpus, Runs, plan
 from merit_lab.paper.scales import SCALES, Scale
 from merit_lab.paper.work import Task, reproduce
 from merit_lab.study import cost
@@ -19,8 +19,7 @@ from merit_lab.study.cost import Speed
 
 
 @pytest.fixture(autouse=True)
-def _toy_for_tiny(monkeypatch: pytest.MonkeyPatch, toy: Scale, tmp_path: Path) -> None:
-    monkeypatch.setitem(SCALES, "tiny", toy)
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -48,7 +47,7 @@ def test_entries_share_runs_which_are_listed_as_done_and_not_repeated(
     assert all(name in output for name in ENTRIES)
     assert row("fig13", output)[:3] == ["3", "1", "512"]
     whole = [plan(entry.runs, SCALES["tiny"], 3) for entry in ENTRIES.values()]
-    assert row("together", output)[0] == str(len({one.config.fingerprint for of in whole for one in of}))
+    assert row("together", output)[0] == str(len({one.identity for of in whole for one in of}))
 
     other = Path("other")
     other.mkdir()
@@ -67,27 +66,30 @@ def test_entries_share_runs_which_are_listed_as_done_and_not_repeated(
 
 
 def test_other_settings_or_data_are_other_runs_and_records_are_found_by_their_settings(
-    dataset: Dataset, toy: Scale, tmp_path: Path
+    data: Path, toy: Scale
 ) -> None:
-    corpus, none = Corpus.of(dataset), Found.in_folder(tmp_path)
+    corpus = Corpus.of(Dataset.open(data))
     queries = [
-        *(Runs("first", ("merit",)), Runs("first", ("merit",), without=("clip",)), Runs("first", ("lamb",))),
-        *(Runs("first", ("merit",), factors=(2.0,)), Runs("first", ("merit",), qk_norm=True)),
-        Runs("first", ("merit",), warmup=0.1),
+        *(
+            Runs("first", ("merit",)),
+            Runs("first", ("merit",), changes={"optimizer.without": ("clip",)}),
+            Runs("first", ("lamb",)),
+        ),
+        *(
+            Runs("first", ("merit",), factors=(2.0,)),
+            Runs("first", ("merit",), changes={"model.qk_norm": True}),
+        ),
+        Runs("first", ("merit",), changes={"optimizer.warmup": 0.1}),
     ]
-    trials = none.data(plan(queries, toy, 1), tmp_path, corpus).left
-    other = dataclasses.replace(corpus, fingerprint="x")
-    names = {
-        one.folder.name for one in (*trials, *none.data(plan(queries[:1], toy, 1), tmp_path, other).left)
-    }
-    assert len(names) == len(queries) + 1
-    assert trials[0].folder.name.startswith("gpt2-3x16-merit-lr0.01-batch8-seed0-")
+    planned = plan(queries, toy, 1, corpus) + plan(queries[:1], toy, 1, corpus._replace(fingerprint="x"))
+    assert len({one.folder for one in planned}) == len(queries) + 1
+    assert planned[0].folder.startswith("gpt2-3x16-merit-lr0.01-batch8-seed0-")
 
-    task = Task([ENTRIES["fig13"]], toy, corpus, tmp_path / "out", seeds=1)
+    task = Task(names=("fig13",), data=data, out=Path("out"), seeds=1, jobs=1)
     (made,) = reproduce(task)
-    (run,) = (tmp_path / "out" / "runs").iterdir()
+    (run,) = Path("out/runs").iterdir()
     run.rename(run.with_name("of-another-name"))
-    assert reproduce(dataclasses.replace(task, trains=False)) == [made]
+    assert reproduce(dataclasses.replace(task, no_training=True)) == [made]
 
 
 def test_large_scales_are_planned_and_start_only_when_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,10 +100,10 @@ def test_large_scales_are_planned_and_start_only_when_told(capsys: pytest.Captur
     assert command.main(["fig4", "--scale", "small", "--yes"]) == 1
     assert "needs --data" in capsys.readouterr().err
     runs = {(one.panel, one.series): one.config for one in plan(ENTRIES["fig4"].runs, SCALES["paper"], 1)}
-    large = runs["GPT-2 large, batch 8K", "MERIT"]
+    large = runs["GPT-2 large, batch 8192", "MERIT"]
     assert (large.batch, large.optimizer.lr, large.model.layers) == (8192, 6e-3, 36)
     assert large.steps == -(-16 * 10**9 // (8192 * 1024))
-    assert runs["GPT-2 medium, batch 4K", "AdamW"].optimizer.lr == 4e-3
+    assert runs["GPT-2 medium, batch 4096", "AdamW"].optimizer.lr == 4e-3
 
 
 @pytest.mark.parametrize(("speed", "asks"), [(1e10, True), (1e16, False)])
@@ -109,7 +111,7 @@ def test_days_of_work_are_not_started_without_asking(
     speed: float, asks: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cost, "find_speed", lambda _: Speed(speed, 0, "set by the test"))
-    monkeypatch.setattr(command, "_corpus", lambda *_: pytest.fail("it has started"))
+    monkeypatch.setattr(command, "reproduce", lambda *_: pytest.fail("it has started"))
     if asks:
         assert command.main(["fig4", "--scale", "nano"]) == 1
         assert "pass --yes" in capsys.readouterr().err
@@ -127,15 +129,14 @@ def test_every_scale_has_runs_for_every_entry(name: str) -> None:
 
 
 def test_missing_weights_curvature_and_failed_measurements_affect_only_their_entry(
-    dataset: Dataset, tmp_path: Path, toy: Scale
+    data: Path, tmp_path: Path
 ) -> None:
-    here = Dataset.open(shutil.copytree(dataset.folder, tmp_path / "data"))
-    task = Task(choose(["fig3", "fig7", "fig13"]), toy, Corpus.of(here), tmp_path / "out", seeds=1)
+    here = shutil.copytree(data, tmp_path / "data")
+    task = Task(names=("fig3", "fig7", "fig13"), data=here, out=Path("out"), seeds=1, jobs=1)
     before = reproduce(task)
-    assert all("missing" not in verdict for verdict in before)
-    gone = dataclasses.replace(
-        task, corpus=dataclasses.replace(task.corpus, folder=Path("gone")), trains=False
-    )
+    assert not any(result.missing for result in before)
+    shutil.rmtree(here)
+    gone = dataclasses.replace(task, data=None, no_training=True)
     assert reproduce(gone) == before, "measured curvature needs no data"
     for end in tmp_path.glob("out/runs/*/curvature/step-00000004.json"):
         end.rename(end.with_name("step-00000002.json"))
@@ -143,7 +144,7 @@ def test_missing_weights_curvature_and_failed_measurements_affect_only_their_ent
         path.write_bytes(b"")
     measured.weights_at.cache_clear()  # as in a new process
     weights, curvature, fine = reproduce(gone)
-    assert "cannot be read" in weights["missing"]
-    assert "give them with --data" in curvature["missing"]
+    assert "cannot be read" in weights.missing
+    assert "give them with --data" in curvature.missing
     assert fine == before[2]
-    assert json.loads(Path("out/fig3/verdict.json").read_text()) == before[0], "an earlier result stays"
+    assert Result.read(Path("out/fig3")) == before[0], "an earlier result stays"

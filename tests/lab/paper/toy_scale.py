@@ -11,10 +11,10 @@ RATES = {"adamw": 1e-3, "lamb": 1e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 1e
 
 def make_scale(*, steps: int = 4, seeds: int = 2, **changes: object) -> Scale:
     """A scale whose runs take a few steps of a few hundred tokens."""
-    setup = Setup(name="toy", model=MODEL, batch=8, tokens=steps * 8 * 16, rates=dict(RATES))
-    llama = dataclasses.replace(setup, name="toy llama", model=dataclasses.replace(MODEL, family="llama"))
-    wide = dataclasses.replace(setup, name="wide", model=dataclasses.replace(MODEL, width=24, layers=1))
-    deep = dataclasses.replace(setup, name="deep", model=dataclasses.replace(MODEL, width=12, layers=4))
+    setup = Setup(size="toy", model=MODEL, batch=8, tokens=steps * 8 * 16, rates=dict(RATES))
+    llama = dataclasses.replace(setup, size="toy llama", model=dataclasses.replace(MODEL, family="llama"))
+    wide = dataclasses.replace(setup, size="wide", model=dataclasses.replace(MODEL, width=24, layers=1))
+    deep = dataclasses.replace(setup, size="deep", model=dataclasses.replace(MODEL, width=12, layers=4))
     scale = Scale(
         name="toy",
         summary="for tests",
@@ -23,7 +23,7 @@ def make_scale(*, steps: int = 4, seeds: int = 2, **changes: object) -> Scale:
         batches=(4, 8),
         small_batch=4,
         references=(setup.with_batch(4),),
-        longer=dataclasses.replace(setup, name="toy, longer", tokens=2 * setup.tokens),
+        longer=setup.longer(2),
         doubled=(setup.with_batch(16),),
         long=(setup.with_batch(4), setup),
         shapes=(wide, deep),
