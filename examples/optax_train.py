@@ -76,7 +76,7 @@ def batch(step: Array | int) -> Array:
     return jnp.stack(tokens, 1)
 
 
-def matrix_dims(params: Params) -> Params:
+def view(params: Params) -> Params:
     """All dimensions form one matrix, except that the first one of the layers' weights stacks matrices."""
     return {**dict.fromkeys(params), "layers": jax.tree.map(lambda w: w.ndim - 1, params["layers"])}
 
@@ -103,7 +103,7 @@ def main() -> None:
     schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-2, num_steps // 10, num_steps)
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
-        merit(schedule, weight_decay=0.1, mask=decays, matrix_dims=matrix_dims),
+        merit(schedule, weight_decay=0.1, mask=decays, view=view),
     )
 
     @partial(jax.jit, donate_argnums=(0, 1))

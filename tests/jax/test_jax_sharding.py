@@ -15,11 +15,11 @@ import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from merit_optim.jax import MatrixAxes, merit, muon_merit
+from merit_optim.jax import View, compose, maxlamb, merit, muon_merit, muon_sphere
 
 NUM_STEPS = 5
 SHAPES = {"matrix": (64, 48), "experts": (8, 16, 24), "heads": (8, 4, 16), "vector": (40,)}
-MATRIX_DIMS = {"matrix": None, "experts": 2, "heads": MatrixAxes(rows=(0, 1), columns=(2,)), "vector": None}
+VIEWS = {"matrix": None, "experts": 2, "heads": View(rows=(0, 1), columns=(2,)), "vector": None}
 LAYOUTS = {
     "rows": {"matrix": P("x"), "experts": P(None, "x"), "heads": P("x"), "vector": P("x")},
     "columns": {"matrix": P(None, "y"), "experts": P(None, None, "y"), "heads": P(None, None, "y")},
@@ -50,30 +50,27 @@ def gradients(step: int) -> dict[str, Any]:
     return grads
 
 
-def steps(optimizer: Any, placement: Any, dtype: Any = np.float32) -> tuple[list[Any], str]:
-    """The parameters after each step, and the text of the compiled program."""
+def steps(optimizer: Any, placement: Any) -> tuple[list[Any], Any]:
+    """The parameters after each step, and the last step lowered."""
 
     @jax.jit
     def step(params: Any, state: Any, grads: Any) -> Any:
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
-    def placed(tree: Any) -> Any:
-        return jax.device_put(jax.tree.map(lambda leaf: leaf.astype(dtype), tree), placement)
-
-    params = placed(arrays(0))
+    params = jax.device_put(arrays(0), placement)
     state = jax.jit(optimizer.init)(params)
-    program = step.lower(params, state, params).compile()
     history = []
     for t in range(NUM_STEPS + 1):
-        params, state = program(params, state, placed(gradients(t)))
+        grads = jax.device_put(gradients(t), placement)
+        params, state = step(params, state, grads)
         history.append(params)
-    return history, program.as_text()
+    return history, step.lower(params, state, grads)
 
 
 @functools.cache
-def steps_on_one_device(**options: Any) -> list[Any]:
-    return steps(merit(0.02, matrix_dims=MATRIX_DIMS, **options), jax.devices()[0])[0]
+def steps_on_one_device(factory: Any, **options: Any) -> list[Any]:
+    return steps(factory(0.02, view=VIEWS, **options), jax.devices()[0])[0]
 
 
 def placement(layout: str) -> dict[str, NamedSharding]:
@@ -91,52 +88,51 @@ def assert_same_bits(got: list[Any], expected: list[Any]) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sharded_steps_have_the_bits_of_one_device(layout: str) -> None:
-    got, program = steps(merit(0.02, matrix_dims=MATRIX_DIMS), placement(layout))
+    got, lowered = steps(merit(0.02, view=VIEWS), placement(layout))
     assert got[-1]["matrix"].sharding.is_equivalent_to(placement(layout)["matrix"], 2)
     assert len(got[-1]["matrix"].addressable_shards) == 8
-    assert_same_bits(got, steps_on_one_device())
+    assert_same_bits(got, steps_on_one_device(merit))
     # Sizes are all that is sent: maxima, all weights' together, once for each way of grouping devices (by x,
     # by y, all) that the layout has.
-    collectives = re.findall(r" (all-\w+|collective-\w+|reduce-scatter)(?:-start)?\(", program)
+    collectives = re.findall(
+        r" (all-\w+|collective-\w+|reduce-scatter)(?:-start)?\(", lowered.compile().as_text()
+    )
     assert set(collectives) == {"all-reduce"}
     assert len(collectives) <= 3
 
 
-def test_other_options_keep_the_bits() -> None:
-    options = {"bias_correction": True, "element_wise": False, "state_dtype": "bfloat16"}
-    got, _ = steps(merit(0.02, matrix_dims=MATRIX_DIMS, **options), placement("rows and columns"))
-    assert_same_bits(got, steps_on_one_device(**options))
+@pytest.mark.parametrize(
+    ("factory", "options"),
+    [
+        (maxlamb, {"bias_correction": True, "state_dtype": "bfloat16"}),
+        (compose, {"direction": "sign", "ratio": "column", "norm": "max", "hold": "cautious"}),
+    ],
+)
+def test_other_choices_keep_the_bits(factory: Any, options: dict[str, Any]) -> None:
+    got, _ = steps(factory(0.02, view=VIEWS, **options), placement("rows and columns"))
+    assert_same_bits(got, steps_on_one_device(factory, **options))
 
 
-def test_euclidean_norms_differ_by_the_order_of_their_sums() -> None:
-    got, _ = steps(merit(0.02, matrix_dims=MATRIX_DIMS, norm="l2"), placement("rows and columns"))
-    expected = steps_on_one_device(norm="l2")
-    for name in SHAPES:
-        np.testing.assert_allclose(got[-2][name], expected[-2][name], rtol=0, atol=1e-5)
-        assert np.isnan(got[-1][name]).any()
+HIDDEN = {name: name != "vector" for name in SHAPES}
 
 
-@functools.cache
-def muon(neuron_beta: float | None) -> Any:
-    hidden = {name: name != "vector" for name in SHAPES}
-    return muon_merit(0.02, hidden=hidden, matrix_dims=MATRIX_DIMS, neuron_beta=neuron_beta)
-
-
-@functools.cache
-def muon_steps_on_one_device(neuron_beta: float | None) -> list[Any]:
-    return steps(muon(neuron_beta), jax.devices()[0])[0]
-
-
-@pytest.mark.parametrize("neuron_beta", [None, 0.9])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_orthogonalised_steps_differ_by_the_order_of_their_sums(
-    layout: str, neuron_beta: float | None
-) -> None:
-    got, _ = steps(muon(neuron_beta), placement(layout))
-    expected = muon_steps_on_one_device(neuron_beta)
+@pytest.mark.parametrize(
+    ("factory", "options", "layout"),
+    [
+        (merit, {"norm": "l2"}, "rows and columns"),
+        (muon_merit, {"hidden": HIDDEN, "neuron_beta": None}, "rows"),
+        (muon_merit, {"hidden": HIDDEN}, "rows and columns"),
+        (muon_sphere, {"hidden": HIDDEN}, "columns"),
+        (muon_sphere, {"hidden": HIDDEN, "sphere_of": "output"}, "all devices"),
+    ],
+)
+def test_sums_differ_by_their_order(factory: Any, options: dict[str, Any], layout: str) -> None:
+    """Those of Euclidean norms, and of the products of matrices."""
+    got, _ = steps(factory(0.02, view=VIEWS, **options), placement(layout))
+    expected, _ = steps(factory(0.02, view=VIEWS, **options), jax.devices()[0])
     for name in SHAPES:
         assert got[-1][name].sharding.is_equivalent_to(placement(layout)[name], got[-1][name].ndim)
         np.testing.assert_allclose(got[-2][name], expected[-2][name], rtol=0, atol=1e-5)
         np.testing.assert_array_equal(np.isnan(got[-1][name]), np.isnan(expected[-1][name]))
-    assert np.isnan(got[-1]["matrix"]).all()
-    assert np.isnan(got[-1]["experts"]).any(axis=(1, 2)).tolist() == [False] * 4 + [True] + [False] * 3
+    is_hit = np.isnan(got[-1]["experts"]).any(axis=(1, 2))
+    assert is_hit.tolist() == [False] * 4 + [True] + [False] * 3, "a NaN stays in its matrix"

@@ -1,4 +1,4 @@
-"""MERIT for JAX, as optax gradient transformations. Needs jax and optax, but not torch."""
+"""Direction, ratio and hold for JAX, as optax transformations. Needs jax and optax, but not torch."""
 
 try:
     import jax as _jax  # noqa: F401
@@ -9,8 +9,37 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from merit_optim.jax.algorithm import MatrixAxes
-from merit_optim.jax.muon import muon_merit
-from merit_optim.jax.transforms import max_lamb, merit, scale_by_merit
+from merit_optim.jax.compose import compose
+from merit_optim.jax.directions import scale_by_adam, scale_by_muon
+from merit_optim.jax.holds import Hold, add_cautious_decay, hold_sphere
+from merit_optim.jax.presets import (
+    lamb,
+    maxlamb,
+    merit,
+    muon,
+    muon_merit,
+    muon_sphere,
+    normuon,
+    normuon_sphere,
+)
+from merit_optim.jax.ratios import scale_by_ratio
+from merit_optim.jax.view import View
 
-__all__ = ["MatrixAxes", "max_lamb", "merit", "muon_merit", "scale_by_merit"]
+__all__ = [
+    "Hold",
+    "View",
+    "add_cautious_decay",
+    "compose",
+    "hold_sphere",
+    "lamb",
+    "maxlamb",
+    "merit",
+    "muon",
+    "muon_merit",
+    "muon_sphere",
+    "normuon",
+    "normuon_sphere",
+    "scale_by_adam",
+    "scale_by_muon",
+    "scale_by_ratio",
+]

@@ -1,38 +1,47 @@
-"""Parameter trees: arithmetic in float32, and options for each parameter."""
+"""Parameter trees: arithmetic in float32, and functions and options for each parameter."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax  # type: ignore[import-untyped]
+from jax import Array
 
-from merit_optim.jax import algorithm
-from merit_optim.jax.algorithm import MatrixAxes
+from merit_optim.jax.view import matrices_of
 
-# Each a value for all parameters, a tree of them, or a function from the parameters to such a tree.
+Scalar = float | Array
+ScalarOrSchedule = Scalar | Callable[[Array], Scalar]
 Mask = bool | None | Any
-MatrixDims = int | MatrixAxes | None | Any
+"""A bool for all parameters, a tree of them or a prefix of one, or a function to such a tree."""
+Views = Any
+"""A ``View``, a number of trailing axes or None, in the same forms as a mask."""
 
 
-def in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Compute a transformation in float32; the updates keep their dtype."""
+def in_float32(inner: optax.GradientTransformation, *, needs_params: bool = True) -> Any:
+    """Compute a transformation in float32, with its state; the updates keep their dtype."""
     inner = optax.with_extra_args_support(inner)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
-        if params is None:
-            raise ValueError(
-                "params is None, but trust ratios need the weights; call update(grads, state, params)"
-            )
-        scaled, state = inner.update(widened(updates), state, widened(params), **extra_args)
-        return optax.tree.cast_like(scaled, updates), state
+    def init(params: Any) -> Any:
+        jax.tree.map_with_path(_check_parameter, params)
+        return inner.init(widened(params))
 
-    return optax.GradientTransformationExtraArgs(inner.init, update)
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+        if params is None and needs_params:
+            raise ValueError(
+                "params is None, but ratios and holds need the weights; call update(grads, state, params)"
+            )
+        changed, state = inner.update(widened(updates), state, widened(params), **extra_args)
+        return optax.tree.cast_like(changed, updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def widened(tree: Any) -> Any:
-    return jax.tree.map(algorithm.widened, tree)
+    """Convert to float32 for arithmetic; float64 arrays keep their precision."""
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32)), tree)
 
 
 def resolved(value: Any, params: Any) -> Any:
@@ -44,18 +53,29 @@ def resolved(value: Any, params: Any) -> Any:
     return value(params) if leaves and all(map(callable, leaves)) else value
 
 
-def spread(matrix_dims: MatrixDims, params: Any) -> Any:
-    """Return a ``MatrixAxes`` for every parameter."""
+def for_each(value: Any, params: Any, function: Callable[[Any, Any], Any]) -> Any:
+    """Return ``function`` of what an option in any of these forms says of a parameter, and of it."""
+    if not jax.tree.leaves(params):  # also the placeholder for all parameters in optax.tree.map_params
+        return params
     return jax.tree.map(
-        lambda dims, part: jax.tree.map(lambda w: algorithm.matrix_axes(w.ndim, dims), part),
-        resolved(matrix_dims, params),
+        lambda value, part: jax.tree.map(lambda param: function(value, param), part),
+        resolved(value, params),
         params,
-        is_leaf=lambda dims: dims is None,
+        is_leaf=lambda value: value is None,
     )
 
 
-def check_parameters(params: Any) -> None:
-    jax.tree.map_with_path(_check_parameter, params)
+def map_matrices(function: Callable[..., Any], views: Views, tree: Any, *others: Any) -> Any:
+    """Map ``function`` of ``Matrices`` and arrays over trees of arrays, each matrix by itself."""
+    matrices = for_each(views, tree, lambda view, x: matrices_of(x.shape, view))
+    return jax.tree.map(lambda m, *arrays: m.each(function, *arrays), matrices, tree, *others)
+
+
+def unzipped(pairs: Any, like: Any) -> tuple[Any, Any]:
+    """Return two trees for a tree of pairs."""
+    structure: Any = jax.tree.structure(like)
+    flat = structure.flatten_up_to(pairs)
+    return structure.unflatten(pair[0] for pair in flat), structure.unflatten(pair[1] for pair in flat)
 
 
 def _check_parameter(path: tuple[Any, ...], param: Any) -> None:
@@ -63,5 +83,5 @@ def _check_parameter(path: tuple[Any, ...], param: Any) -> None:
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(
             f"the parameter {jax.tree_util.keystr(path)} is {dtype}; parameters must be real "
-            "floating-point arrays. Leave others out with optax.masked or optax.multi_transform."
+            "floating-point arrays. Leave others out with optax.masked or optax.partition."
         )

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
-
-_STATE_DTYPES = tuple(map(jnp.dtype, ("float32", "bfloat16", "float64")))
 
 
 def number(name: str, value: Any, allowed: str, holds: Callable[[Any], bool]) -> None:
     """Refuse a wrong number. Arrays pass: under ``optax.inject_hyperparams`` their value is not known yet."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if isinstance(value, Array | np.ndarray) or (is_number and holds(value)):
-        return
-    raise ValueError(f"{name} is {value!r}; it must be {allowed}")
+    if not (isinstance(value, Array | np.ndarray) or (is_number and holds(value))):
+        raise ValueError(f"{name} is {value!r}; it must be {allowed}")
 
 
 def rate(name: str, value: Any) -> None:
     """Check a learning rate or weight decay."""
     if not callable(value):
-        allowed = "a finite number of at least 0, or a schedule"
-        number(name, value, allowed, lambda value: 0 <= value < math.inf)
+        number(
+            name, value, "a finite number of at least 0, or a schedule", lambda value: 0 <= value < math.inf
+        )
 
 
 def decay(name: str, value: Any, alternative: str = "") -> None:
     """Check the decay of a moving average."""
-    allowed = f"a number that is at least 0 and less than 1{alternative}"
-    number(name, value, allowed, lambda value: 0 <= value < 1)
+    number(
+        name, value, f"a number that is at least 0 and less than 1{alternative}", lambda value: 0 <= value < 1
+    )
 
 
-def positive(name: str, value: Any) -> None:
-    number(name, value, "a number greater than 0", lambda value: value > 0)
+def positive(name: str, value: Any, alternative: str = "") -> None:
+    number(name, value, f"a number greater than 0{alternative}", lambda value: value > 0)
 
 
 def bounds(name: str, value: Any) -> None:
@@ -50,12 +48,6 @@ def bounds(name: str, value: Any) -> None:
         )
 
 
-def state_dtype(value: Any) -> None:
-    """Check the dtype of the moments. Squares of ordinary gradients underflow in float16 and smaller."""
-    try:
-        is_usable = value is not None and jnp.dtype(value) in _STATE_DTYPES  # for NumPy, None is float64
-    except TypeError:  # not the name of a dtype
-        is_usable = False
-    if not is_usable:
-        names = ", ".join(repr(dtype.name) for dtype in _STATE_DTYPES)
-        raise ValueError(f"state_dtype is {value!r}; it must be one of {names}")
+def one_of(name: str, value: Any, allowed: Iterable[str], alternative: str = "") -> None:
+    if value not in (names := tuple(allowed)):
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, names))}{alternative}")
