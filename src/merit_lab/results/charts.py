@@ -23,7 +23,6 @@ Example:
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import altair as alt
 import polars as pl
@@ -33,18 +32,13 @@ from merit_lab.results.drawing import (
     HEIGHT,
     MOST_TICKS,
     NUMBER,
+    Plot,
     columns,
-    crosses,
-    data,
     ends,
-    height_of,
     look,
-    named,
-    picture,
+    named_rows,
     position,
-    row_names,
     title_of,
-    wrapped,
 )
 from merit_lab.results.page import Chart
 from merit_lab.results.series import layer_logits, with_series
@@ -91,21 +85,15 @@ def curves(
     lowest, highest = ends(rows["y"])
     log = wide and lowest > 0 and highest > 20 * lowest
     domain = _focus(rows) if value.endswith("loss") else None
-    shade = look(runs)
     x = position(alt.X, rows["x"], _TITLES.get(against, against), zero=True)
     y = position(alt.Y, rows["y"], y_title or value.replace("_", " "), log=log, zero=zero, domain=domain)
-    few = rows.group_by("run").len()["len"].max() <= FEW_POINTS  # type: ignore[operator]
-    layers = []
+    plot = Plot(x, y, look(runs))
     if rows["run"].n_unique() > rows["series"].n_unique():
-        thin = data(rows).mark_line(clip=True, strokeWidth=1, opacity=0.4)
-        layers.append(thin.encode(x, y, *shade, alt.Detail("run:N")))
-    thick = data(means).mark_line(clip=True, strokeWidth=2.2, point={"size": 22} if few else False)
-    layers.append(thick.encode(x, y, *shade))
-    if not last.is_empty():
-        low, high = domain or (lowest, highest)
-        marks = data(last.with_columns(pl.col("y").clip(low, high)))
-        layers.append(crosses(marks).encode(x, y, shade[0]))
-    return picture(layers, name, title, caption)
+        plot.lines(rows, {"detail": alt.Detail("run:N")}, strokeWidth=1, opacity=0.4)
+    few = rows.group_by("run").len()["len"].max() <= FEW_POINTS  # type: ignore[operator]
+    plot.lines(means, point={"size": 22} if few else False)
+    plot.crosses(last.with_columns(pl.col("y").clip(*domain or (lowest, highest))))
+    return plot.picture(name, title, caption)
 
 
 def rates(
@@ -136,26 +124,16 @@ def rates(
     top = ceiling + margin
     means = known.group_by("series", "x", maintain_order=True).agg(pl.col("y").mean()).sort("x")
     best = means.filter(pl.col("y") == pl.col("y").min().over("series"))
-    shade = look(runs)
     log = ends(rows["x"])[0] > 0
     x = position(alt.X, rows["x"], title_of(rate), log=log, ticks=rows["x"].unique().sort())
     y = position(alt.Y, known["y"], title_of("validation_loss"), domain=(lowest - margin, top + margin))
-    dots = data(known.filter(pl.col("y") <= ceiling)).mark_circle(size=24, opacity=0.6)
-    ring = data(best.filter(pl.col("y") <= ceiling)).mark_point(size=220, strokeWidth=1.6, filled=False)
-    layers = [
-        data(means).mark_line(clip=True, strokeWidth=2.2).encode(x, y, *shade),
-        dots.encode(x, y, shade[0]),
-        ring.encode(x, y, shade[0]),
-    ]
-    above = known.filter(pl.col("y") > ceiling).with_columns(y=pl.lit(top))
-    if not above.is_empty():
-        layers.append(
-            data(above).mark_point(shape="triangle-up", size=60, filled=True).encode(x, y, shade[0])
-        )
-    lost = rows.filter(failed | ~pl.col("y").is_finite()).with_columns(y=pl.lit(top))
-    if not lost.is_empty():
-        layers.append(crosses(data(lost)).encode(x, y, shade[0]))
-    return picture(layers, name, title, caption)
+    plot, shown = Plot(x, y, look(runs)), pl.col("y") <= ceiling
+    plot.lines(means)
+    plot.marks(known.filter(shown), "circle", size=24, opacity=0.6)
+    plot.marks(best.filter(shown), "point", size=220, strokeWidth=1.6, filled=False)
+    plot.triangles(known.filter(~shown).with_columns(y=pl.lit(top)))
+    plot.crosses(rows.filter(failed | ~pl.col("y").is_finite()).with_columns(y=pl.lit(top)))
+    return plot.picture(name, title, caption)
 
 
 def steps_to(
@@ -164,38 +142,29 @@ def steps_to(
     name: str,
     title: str,
     caption: str = "",
-    x: str = "batch",
-    y: str = "steps",
     fits: pl.DataFrame | None = None,
     ideals: pl.DataFrame | None = None,
     missed: pl.DataFrame | None = None,
 ) -> Chart:
     """Steps to a loss against the batch, both logarithmic: a dot for each run.
 
-    All frames have the columns series, ``x`` and ``y``. ``fits`` are drawn as lines, ``ideals`` dashed, and
+    All frames have the columns series, batch and steps. ``fits`` are drawn as lines, ``ideals`` dashed, and
     ``missed``, the runs that did not reach it, as triangles at their last step. Without ``fits``, a line
     joins the means.
     """
-    shade = look(pl.concat([reached, *([] if missed is None else [missed])], how="diagonal_relaxed"))
-    frames = [columns(frame, x, y) for frame in (reached, missed) if frame is not None]
-    every_x, every_y = (pl.concat([frame[column] for frame in frames]) for column in ("x", "y"))
-    across = position(alt.X, every_x, f"{title_of(x)} (sequences)", log=True, ticks=every_x.unique().sort())
-    up = position(alt.Y, every_y, y, log=True)
-    means = (
-        columns(reached, x, y).group_by("series", "x", maintain_order=True).agg(pl.col("y").mean()).sort("x")
-    )
-    line = means if fits is None else columns(fits, x, y)
-    layers = [data(line).mark_line(clip=True, strokeWidth=2.2).encode(across, up, *shade)]
+    shown = reached if missed is None else pl.concat([reached, missed], how="diagonal_relaxed")
+    rows, dots = columns(shown, "batch", "steps"), columns(reached, "batch", "steps")
+    x = position(alt.X, rows["x"], "batch (sequences)", log=True, ticks=rows["x"].unique().sort())
+    plot = Plot(x, position(alt.Y, rows["y"], "steps", log=True), look(shown))
+    means = dots.group_by("series", "x", maintain_order=True).agg(pl.col("y").mean()).sort("x")
+    plot.lines(means if fits is None else columns(fits, "batch", "steps"))
     if ideals is not None:
-        dashed = data(columns(ideals, x, y)).mark_line(
-            clip=True, strokeWidth=1.3, strokeDash=[5, 4], opacity=0.7
-        )
-        layers.append(dashed.encode(across, up, shade[0]))
-    layers.append(data(frames[0]).mark_circle(size=40, clip=True).encode(across, up, shade[0]))
-    if len(frames) > 1:
-        marks = data(frames[1]).mark_point(shape="triangle-up", size=70, filled=True, clip=True)
-        layers.append(marks.encode(across, up, shade[0]))
-    return picture(layers, name, title, caption)
+        dashed = columns(ideals, "batch", "steps")
+        plot.marks(dashed, "line", strokeWidth=1.3, strokeDash=[5, 4], opacity=0.7)
+    plot.marks(dots, "circle", size=40)
+    if missed is not None:
+        plot.triangles(columns(missed, "batch", "steps"))
+    return plot.picture(name, title, caption)
 
 
 def lines(
@@ -217,20 +186,19 @@ def lines(
 
     ``low`` and ``high`` are columns drawn as bars.
     """
-    rows = columns(frame, x, y, *(column for column in (low, high) if column))
-    shade = look(frame)
-    values = pl.concat([rows["y"], *(rows[column] for column in (low, high) if column)])
-    few = rows["x"].n_unique() <= MOST_TICKS
+    span = [column for column in (low, high) if column]
+    rows = columns(frame, x, y, *span)
+    values = pl.concat([rows["y"], *(rows[column] for column in span)])
+    ticks = rows["x"].unique().sort()
     across = position(
-        alt.X, rows["x"], x_title or title_of(x), log=log_x, ticks=rows["x"].unique().sort() if few else None
+        alt.X, rows["x"], x_title or title_of(x), log=log_x, ticks=ticks if len(ticks) <= MOST_TICKS else None
     )
-    up = position(alt.Y, values, y_title or title_of(y), log=log_y)
-    marked = {"size": 30} if rows.group_by("series").len()["len"].max() <= FEW_POINTS else False  # type: ignore[operator]
-    layers = [data(rows).mark_line(clip=True, strokeWidth=2.2, point=marked).encode(across, up, *shade)]
+    plot = Plot(across, position(alt.Y, values, y_title or title_of(y), log=log_y), look(frame))
+    few = rows.group_by("series").len()["len"].max() <= FEW_POINTS  # type: ignore[operator]
+    plot.lines(rows, point={"size": 30} if few else False)
     if low and high:
-        span = alt.Y(f"{low}:Q"), alt.Y2(high)
-        layers.append(data(rows).mark_rule(clip=True, opacity=0.6).encode(across, *span, shade[0]))
-    return picture(layers, name, title, caption)
+        plot.marks(rows, "rule", {"y": alt.Y(f"{low}:Q"), "y2": alt.Y2(high)}, opacity=0.6)
+    return plot.picture(name, title, caption)
 
 
 def points(
@@ -244,18 +212,17 @@ def points(
     x_title: str = "",
 ) -> Chart:
     """A dot for each row, in a line for each group, and a tick at the mean of a series."""
-    rows = named(frame).with_columns(pl.col(value).alias("x"), wrapped(group).alias("y"))
-    rows = rows.filter(pl.col("x").is_finite())
-    names = rows["y"].unique(maintain_order=True).to_list()
-    shade = look(frame, legend=group != "series")
+    rows = frame.with_columns(pl.col(value).alias("x")).filter(pl.col("x").is_finite())
+    names, axis, height = named_rows(rows[group])
+    rows = rows.with_columns(names.alias("y"))
     x = position(alt.X, rows["x"], x_title or title_of(value))
-    y = row_names(names)
+    plot = Plot(x, axis, look(frame, legend=group != "series"))
+    order = rows["series"].unique(maintain_order=True).to_list()
+    beside = {"yOffset": alt.YOffset("series:N", sort=order)}
+    plot.marks(rows, "circle", beside, size=44, opacity=0.75)
     means = rows.group_by("series", "y", maintain_order=True).agg(pl.col("x").mean())
-    offset = alt.YOffset("series:N", sort=rows["series"].unique(maintain_order=True).to_list())
-    dots = data(rows).mark_circle(size=44, opacity=0.75, clip=True)
-    ticks = data(means).mark_tick(thickness=2.5, size=14, clip=True, orient="vertical")
-    layers = [layer.encode(x, y, shade[0], yOffset=offset) for layer in (dots, ticks)]
-    return picture(layers, name, title, caption, height=height_of(names))
+    plot.marks(means, "tick", beside, thickness=2.5, size=14, orient="vertical")
+    return plot.picture(name, title, caption, height=height)
 
 
 def heat(
@@ -269,31 +236,25 @@ def heat(
     caption: str = "",
     log: bool = False,
     domain: tuple[float, float] | None = None,
-    x_title: str = "",
-    value_title: str = "",
 ) -> Chart:
-    """A cell for each x and y, the last y at the top, with values beyond ``domain`` cut to it."""
+    """A cell for each pair of numbers, the last y at the top, with values beyond ``domain`` cut to it."""
     rows = frame.select(pl.col(x).alias("x"), pl.col(y).alias("y"), pl.col(value).alias("value"))
     limits = domain or ends(rows["value"])
     log = log and limits[0] > 0
     colour = alt.Color(
         "value:Q",
-        title=value_title or title_of(value),
+        title=title_of(value),
         scale=alt.Scale(type="log" if log else "linear", scheme="viridis", domain=list(limits), clamp=True),
         legend=alt.Legend(orient="bottom", gradientThickness=10, gradientLength=220, labelExpr=NUMBER),
     )
-    axis = partial(alt.Axis, labelOverlap="greedy", labelSeparation=8, labelExpr=NUMBER, labelAngle=0)
-    if not rows["x"].dtype.is_numeric():
-        axis = partial(axis, labelExpr="datum.label")
+    axis = alt.Axis(labelOverlap="greedy", labelSeparation=8, labelExpr=NUMBER, labelAngle=0)
+    across = alt.X("x:O", title=title_of(x), axis=axis)
+    up = alt.Y("y:O", title=title_of(y), sort="descending", axis=axis)
+    plot = Plot(across, up, (colour, alt.StrokeDash()))
     # A stroke of the same colour closes the gaps that antialiased edges leave.
-    cells = data(rows).mark_rect(strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
-    across = alt.X("x:O", title=x_title or title_of(x), axis=axis())
-    vertical = alt.Axis(
-        labelExpr=NUMBER if rows["y"].dtype.is_numeric() else "datum.label", labelOverlap="greedy"
-    )
-    up = alt.Y("y:O", title=title_of(y), sort="descending", axis=vertical)
+    plot.marks(rows, "rect", strokeWidth=0.6, stroke=alt.ExprRef("scale('color', datum.value)"))
     height = min(HEIGHT, max(80, 18 * rows["y"].n_unique()))
-    return picture([cells.encode(across, up, colour)], name, title, caption, height=height)
+    return plot.picture(name, title, caption, height=height)
 
 
 def layers(runs: pl.DataFrame, steps: pl.DataFrame, *, name: str) -> list[Chart]:
@@ -319,16 +280,14 @@ def layers(runs: pl.DataFrame, steps: pl.DataFrame, *, name: str) -> list[Chart]
     wide = domain[0] > 0 and domain[1] > 20 * domain[0]
     return [
         heat(
-            of_series,
-            "step",
+            of_series.rename({"step": "steps", "value": "largest logit"}),
+            "steps",
             "layer",
-            "value",
+            "largest logit",
             name=f"{name}-{place}",
             title=str(series),
             log=wide,
             domain=domain,
-            x_title="steps",
-            value_title="largest logit",
         )
         for place, ((series,), of_series) in enumerate(cells.group_by("series", maintain_order=True), start=1)
     ]

@@ -27,11 +27,12 @@ def main(argv: Sequence[str]) -> int:
 
     from merit_lab.results.page import check_folder
     from merit_lab.results.report import outcome, report
-    from merit_lab.runs import table
+    from merit_lab.runs import find, table
     from merit_lab.tables import print_table
 
     try:
         check_folder(options.out)  # before reading runs, which may take long
+        find.say_what_is_left_out("merit report", options.runs)
         page = report(table.read(*options.runs))
         path = page.write(options.out)
     except (OSError, ValueError) as error:

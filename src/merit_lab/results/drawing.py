@@ -6,10 +6,10 @@ import itertools
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape
 
 import altair as alt
 import polars as pl
@@ -43,7 +43,6 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 
 
 _WIDTH, HEIGHT = 480, 270
 _LETTER, _SYMBOL = 7.2, 36  # of a legend, in pixels; fonts differ in width
-_LONGEST = 64  # letters of a series in a legend
 _ROW_NAME = 26  # letters of a line in the name of a row
 FEW_POINTS = 30  # up to this many, each point is marked
 MOST_TICKS = 10
@@ -83,25 +82,16 @@ _CONFIG: dict[str, Any] = {
 
 def columns(frame: pl.DataFrame, x: str, y: str, *others: str) -> pl.DataFrame:
     """The columns to draw, named series, x and y, without rows that have no finite value."""
-    rows = named(frame if "series" in frame.columns else frame.with_columns(series=pl.lit(y)))
-    rows = rows.select(
-        "series", pl.col(x).cast(pl.Float64).alias("x"), pl.col(y).cast(pl.Float64).alias("y"), *others
-    )
-    return rows.filter(pl.col("x").is_finite() & pl.col("y").is_finite())
+    rows = frame.select("series", pl.col(x).alias("x"), pl.col(y).alias("y"), *others)
+    numbers = pl.col("x", "y").cast(pl.Float64)
+    return rows.with_columns(numbers).filter(pl.all_horizontal(numbers.is_finite()))
 
 
-def named(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with names that a legend has room for."""
-    if "series" not in frame.columns:
-        return frame.with_columns(series=pl.lit(""))
-    return frame.with_columns(
-        pl.col("series").map_elements(partial(clean, longest=_LONGEST), return_dtype=pl.String)
-    )
+Look = tuple[alt.Color, alt.StrokeDash]
 
 
-def look(frame: pl.DataFrame, *, legend: bool = True) -> tuple[alt.Color, alt.StrokeDash]:
+def look(frame: pl.DataFrame, *, legend: bool = True) -> Look:
     """The colour and the stroke of each series: colours by optimizer if there are several."""
-    frame = named(frame)
     optimizer = pl.col("optimizer.name" if "optimizer.name" in frame.columns else "series").alias("optimizer")
     rows = frame.select("series", optimizer).unique("series", maintain_order=True)
     names, optimizers = rows["series"].to_list(), rows["optimizer"].to_list()
@@ -111,23 +101,20 @@ def look(frame: pl.DataFrame, *, legend: bool = True) -> tuple[alt.Color, alt.St
     colours = _COLOURS | dict(zip(unlisted, itertools.cycle(_OTHERS), strict=False))
     strokes = {colour: itertools.cycle(_STROKES) for colour in colours.values()}
     chosen = [colours[one] for one in optimizers]
-    columns = max(1, int(_WIDTH // (max((len(name) for name in names), default=1) * _LETTER + _SYMBOL)))
+    dashes = [list(next(strokes[colour])) for colour in chosen]
+    longest = max((len(name) for name in names), default=1)
     symbols = alt.Legend(
         orient="bottom",
         direction="horizontal",
-        columns=columns,
+        columns=max(1, int(_WIDTH // (longest * _LETTER + _SYMBOL))),
         symbolType="stroke",
         symbolOpacity=1,
         title=None,
     )
-    dashes = [list(next(strokes[colour])) for colour in chosen]
+    shown = symbols if legend else None
     return (
-        alt.Color(
-            "series:N", scale=alt.Scale(domain=names, range=chosen), legend=symbols if legend else None
-        ),
-        alt.StrokeDash(
-            "series:N", scale=alt.Scale(domain=names, range=dashes), legend=symbols if legend else None
-        ),
+        alt.Color("series:N", scale=alt.Scale(domain=names, range=chosen), legend=shown),
+        alt.StrokeDash("series:N", scale=alt.Scale(domain=names, range=dashes), legend=shown),
     )
 
 
@@ -192,73 +179,77 @@ def title_of(column: str) -> str:
     return known.get(last, last.replace("_", " "))
 
 
-def row_names(names: Sequence[str]) -> alt.Y:
-    """The names of rows, top down; long ones on several lines."""
-    lines = "split(datum.label, '\\n')"
-    return alt.Y("y:N", title=None, sort=list(names), axis=alt.Axis(labelExpr=lines, labelLimit=300))
+def named_rows(names: pl.Series) -> tuple[pl.Series, alt.Y, int]:
+    """Names of rows on lines that leave room for what is drawn, their axis, and the height of a picture."""
+    lines = {name: "\n".join(textwrap.wrap(clean(str(name)), _ROW_NAME)) for name in names.unique()}
+    wrapped = names.cast(pl.String).replace(lines)
+    axis = alt.Axis(labelExpr="split(datum.label, '\\n')", labelLimit=300)
+    order = wrapped.unique(maintain_order=True).to_list()
+    most = max((name.count("\n") for name in order), default=0)
+    return wrapped, alt.Y("y:N", title=None, sort=order, axis=axis), max(60, (24 + 13 * most) * len(order))
 
 
-def height_of(names: Sequence[str]) -> int:
-    most = max((name.count("\n") for name in names), default=0)
-    return max(60, (24 + 13 * most) * len(names))
+@dataclass
+class Plot:
+    """The layers of one picture: marks for the rows of frames with columns x, y and series."""
+
+    x: Any
+    y: Any
+    look: Look
+    layers: list[Any] = field(default_factory=list)
+
+    def marks(self, rows: pl.DataFrame, kind: Any, encodings: Mapping[str, Any] = {}, **how: Any) -> None:
+        """A mark of Vega-Lite for each row, in the colour of its series, with other encodings besides."""
+        if not rows.is_empty():
+            chart = alt.Chart(_data(rows), mark=alt.MarkDef(type=kind, **{"clip": True, **how}))
+            shared = {"x": self.x, "y": self.y, "color": self.look[0]}
+            self.layers.append(chart.encode(**{**shared, **encodings}))
+
+    def lines(self, rows: pl.DataFrame, encodings: Mapping[str, Any] = {}, **how: Any) -> None:
+        """A line for each series, with its stroke."""
+        self.marks(rows, "line", {"strokeDash": self.look[1], **encodings}, **{"strokeWidth": 2.2, **how})
+
+    def triangles(self, rows: pl.DataFrame) -> None:
+        """Runs whose value lies outside the picture, or was not reached."""
+        self.marks(rows, "point", shape="triangle-up", size=65, filled=True)
+
+    def crosses(self, rows: pl.DataFrame) -> None:
+        """Runs that diverged."""
+        self.marks(rows, "point", clip=False, shape="cross", angle=45, size=90, filled=True, opacity=1)
+
+    def picture(self, name: str, title: str, caption: str, *, height: int = HEIGHT) -> Chart:
+        """The picture of the layers, as wide as all others."""
+        with debug_mode(False):  # checks against Vega-Lite's schema take seconds; tests make them
+            spec = alt.layer(*self.layers).properties(width=_WIDTH, height=height).to_dict(validate=False)
+        spec |= {"config": _CONFIG, "autosize": {"type": "fit-x", "contains": "padding"}}
+        # Fonts of browsers are wider than the one that widths are measured with.
+        spec["padding"] = {"left": 18, "right": 14, "top": 6, "bottom": 6}
+        svg = vl_convert.vegalite_to_svg(_readable(spec))
+        numbers: dict[str, int] = {}  # Vega counts elements across all pictures of a process
+
+        def renumber(match: re.Match[str]) -> str:
+            return f"{match[1]}{name}-{match[2]}{numbers.setdefault(match[2] + match[3], len(numbers) + 1)}"
+
+        svg = re.sub(r'(id="|url\(#)(clip|gradient_)(\d+)', renumber, svg)
+        # The colour counts for less than a rule of the page's style.
+        heading = f' color="{_GREY}" role="img"><title>{escape(clean(title))}</title>'
+        return Chart(name, title, caption, svg.replace(">", heading, 1))
 
 
-def wrapped(column: str) -> pl.Expr:
-    """A column as names of rows, on lines that leave room for what is drawn."""
-
-    def wrap(name: object) -> str:
-        return "\n".join(textwrap.wrap(clean(str(name)), _ROW_NAME))
-
-    return pl.col(column).map_elements(wrap, return_dtype=pl.String)
-
-
-def crosses(chart: alt.Chart) -> Any:
-    """Where runs diverged."""
-    return chart.mark_point(clip=False, shape="cross", angle=45, size=90, filled=True, opacity=1)
-
-
-def data(frame: pl.DataFrame) -> alt.Chart:
-    """A chart of the rows of a frame; six digits are more than can be seen."""
+def _data(frame: pl.DataFrame) -> alt.InlineData:
+    """The rows of a frame; six digits are more than can be seen."""
     kept = frame.select(name for name, kind in frame.schema.items() if not kind.is_nested())
     kept = kept.with_columns(
         cs.float().round_sig_figs(6), cs.string().map_elements(readable, return_dtype=pl.String)
     )
     # As text: altair would look at each value of rows, and copy them, again and again.
-    return alt.Chart(alt.InlineData(values=kept.write_json(), format=alt.JsonDataFormat(type="json")))
+    return alt.InlineData(values=kept.write_json(), format=alt.JsonDataFormat(type="json"))
 
 
-def picture(layers: Sequence[Any], name: str, title: str, caption: str, *, height: int = HEIGHT) -> Chart:
-    """The picture of layers, all of the same width."""
-
-    with debug_mode(False):  # checks against Vega-Lite's schema take seconds; tests make them
-        spec = alt.layer(*layers).properties(width=_WIDTH, height=height).to_dict(validate=False)
-    spec |= {"config": _CONFIG, "autosize": {"type": "fit-x", "contains": "padding"}}
-    # Fonts of browsers are wider than the one that widths are measured with.
-    spec["padding"] = {"left": 18, "right": 14, "top": 6, "bottom": 6}
-    svg = vl_convert.vegalite_to_svg(_safe(spec))
-    numbers: dict[str, int] = {}  # Vega counts elements across all pictures of a process
-
-    def renumber(match: re.Match[str]) -> str:
-        return f"{match[1]}{name}-{match[2]}{numbers.setdefault(match[2] + match[3], len(numbers) + 1)}"
-
-    svg = re.sub(r'(id="|url\(#)(clip|gradient_)(\d+)', renumber, svg)
-    # The attribute counts for less than a rule of the page's style.
-    heading = f"<title>{escape(clean(title))}</title>"
-    svg = re.sub(
-        r"<svg([^>]*)>", rf'<svg\1 color="{_GREY}" role="img" aria-label={_attribute(title)}>', svg, count=1
-    )
-    svg = re.sub(r"(<svg[^>]*>)", lambda match: match[1] + heading, svg, count=1)
-    return Chart(name, title, caption, svg)
-
-
-def _attribute(text: str) -> str:
-    return quoteattr(clean(text)).replace("\\", "\\\\")
-
-
-def _safe(value: Any) -> Any:
+def _readable(value: Any) -> Any:
     """The specification without characters that end the program that draws it."""
     if isinstance(value, str):
         return readable(value)
     if isinstance(value, dict):
-        return {key: _safe(one) for key, one in value.items()}
-    return [_safe(one) for one in value] if isinstance(value, list) else value
+        return {key: _readable(one) for key, one in value.items()}
+    return [_readable(one) for one in value] if isinstance(value, list) else value

@@ -62,17 +62,20 @@ def place(optimizer: str) -> tuple[int, str]:
 
 
 def clean(text: str, longest: int = LONGEST) -> str:
-    """Text on one line, without unreadable characters; what is too long ends in digits of its hash.
+    """Text on one line of readable characters; what had to be changed or cut ends in digits of its hash.
+
+    So names that differ stay different.
 
     Example:
-        >>> clean("a\\x07b\\nc"), clean("x" * 50, longest=20)
-        ('a\N{REPLACEMENT CHARACTER}b c', 'xxxxxxxxxx… 77cf1206')
+        >>> clean("a\\x07b"), clean("x" * 50, longest=20)
+        ('a\N{REPLACEMENT CHARACTER}b eaef512b', 'xxxxxxxxxx… 77cf1206')
     """
     line = readable(" ".join(text.split()))
-    if len(line) <= longest:
+    if line == text and len(line) <= longest:
         return line
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_DIGITS]
-    return f"{line[: longest - _HASH_DIGITS - 2]}… {digest}"
+    room = longest - _HASH_DIGITS - 2
+    return f"{line} {digest}" if len(line) <= room else f"{line[:room]}… {digest}"
 
 
 def readable(text: str) -> str:

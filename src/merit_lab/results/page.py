@@ -21,19 +21,19 @@ Example:
 from __future__ import annotations
 
 import html
-import json
+import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from merit_lab.folders import refuse_file, writing_into
 from merit_lab.results.names import clean, readable
 from merit_lab.runs import durable
+from merit_lab.runs.table import flat
 from merit_lab.tables import NOTHING, Table
 
 _MARK = '<meta name="generator" content="merit-optim'
@@ -113,11 +113,13 @@ class Page:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        environment.filters["text"] = lambda text: Markup(_with_code(readable(text)))
-        environment.filters["name"] = clean
-        return environment.get_template("page.html").render(
-            page=self, files=self._files(), sections=[_shown(section) for section in self.sections]
-        )
+        environment.filters |= {
+            "text": lambda text: Markup(_with_code(readable(text))),
+            "name": clean,
+            "by_kind": _by_kind,
+            "as_table": as_table,
+        }
+        return environment.get_template("page.html").render(page=self, files=self._files())
 
     def markdown(self) -> str:
         """All tables in Markdown."""
@@ -144,7 +146,7 @@ class Page:
                 chart.write(figures)
             (folder / "table.md").write_text(self.markdown(), encoding="utf-8")
             if self.runs is not None:
-                _flat(self.runs).write_csv(folder / "table.csv")
+                flat(self.runs).write_csv(folder / "table.csv")
         return page
 
     def _files(self) -> dict[str, str]:
@@ -192,40 +194,17 @@ def _cell(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _shown(section: Section) -> dict[str, Any]:
-    """A section for the template, with neighbouring charts together."""
-    parts: list[tuple[str, Any]] = []
-    for kind, part in _kinds(section):
-        if kind == "charts" and parts and parts[-1][0] == kind:
-            parts[-1][1].append(part)
-        else:
-            parts.append((kind, [part] if kind == "charts" else part))
-    return {"title": section.title, "caption": section.caption, "folded": section.folded, "parts": parts}
+def _by_kind(parts: Iterable[Content]) -> list[tuple[str, list[Content]]]:
+    """The parts of a section, neighbours of one kind together: text, charts, tables."""
 
+    def kind(part: Content) -> str:
+        return "text" if isinstance(part, str) else "charts" if isinstance(part, Chart) else "tables"
 
-def _kinds(section: Section) -> Iterator[tuple[str, Any]]:
-    from markupsafe import Markup
-
-    for part in section.parts:
-        if isinstance(part, Chart):
-            yield "charts", {"title": part.title, "caption": part.caption, "svg": Markup(part.svg)}
-        elif isinstance(part, str):
-            yield "text", part
-        else:
-            yield "table", as_table(part)
+    return [(name, list(alike)) for name, alike in itertools.groupby(parts, kind)]
 
 
 def _with_code(text: str) -> str:
     return re.sub(r"`(.+?)`", r"<code>\1</code>", html.escape(text))
-
-
-def _flat(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with what CSV has no place for as JSON."""
-    nested = [name for name, kind in frame.schema.items() if kind.is_nested()]
-    return frame.with_columns(
-        pl.Series(name, [json.dumps(value) for value in frame[name].to_list()], dtype=pl.String)
-        for name in nested
-    )
 
 
 def _is_ours(page: Path) -> bool:

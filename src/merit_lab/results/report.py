@@ -3,61 +3,58 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import polars as pl
 
 from merit_lab.results import charts
 from merit_lab.results.names import display_names
 from merit_lab.results.page import Page, Section
-from merit_lab.results.series import makes_a_series, with_series
-from merit_lab.results.statistic import by_seed, differences, simultaneous, with_error
+from merit_lab.results.series import makes_a_series, shown_as, with_series
+from merit_lab.results.statistic import differences, with_error
 from merit_lab.runs import table
-from merit_lab.runs.settings import show
 from merit_lab.tables import NOTHING, Table
-from merit_lab.text import count_seeds, join
+from merit_lab.text import amount, count_seeds, join
 
 _MOST_DRAWN = 10  # series in a chart
-_MOST_COMPARED = 4  # rivals of the best in the summary
-_MOST_NAMED = 3  # runs that do not count
+_MOST_NAMED = 3  # in a list of a sentence
 _MOST_OPEN = 15  # pairs in a table that is not folded
 _MOST_PAIRS = 200
 _MOST_DETAILED = 3  # conditions with all curves; of more, only the losses are drawn
 _COLLAPSED = 0.25  # of the entropy at the start: runs that ended below were far from their optimizer's best
 _NORMAL = 1.96  # standard errors of a mean that hold 95%
-_HASH_DIGITS = 8
 _PRIVATE = ("command", "folder", "host", "data.folder", "optimizer", "started")
 
 
-class _Curve(NamedTuple):
+def _curve(value: str, title: str, unit: str, caption: str = "", **how: Any) -> Mapping[str, Any]:
     """A column of the frame of steps, and how it is drawn."""
-
-    value: str
-    title: str
-    unit: str
-    caption: str = ""
-    against: str = "step"
-    zero: bool = False
-    wide: bool = False
+    return {"value": value, "title": title, "y_title": unit, "caption": caption, "against": "step", **how}
 
 
 _TOKEN, _PART = "nats per token", "share of elements"
 _CURVES = (
-    _Curve("validation_loss", "Validation loss", _TOKEN, "Mean cross-entropy on the validation set."),
-    _Curve("validation_loss", "Validation loss over tokens", _TOKEN, against="tokens"),
-    _Curve("validation_loss", "Validation loss over time", _TOKEN, "Of each run's own machine.", "seconds"),
-    _Curve("training_loss", "Training loss", _TOKEN, "Mean cross-entropy on the batch of the step."),
-    _Curve("max_logit", "Largest attention logit", "logit", "Over all layers and heads.", wide=True),
-    _Curve("entropy", "Attention entropy", "nats", "Mean over heads. At 0 each token attends to one."),
-    _Curve("entropy_lowest", "Lowest attention entropy", "nats", "Of the head with the lowest."),
-    _Curve("clipped", "Share clipped", _PART, "Elements whose scaled update exceeded the clip.", zero=True),
-    _Curve("bounded", "Share bounded", _PART, "Elements whose ratio the bound decided.", zero=True),
-    _Curve("relative_change", "Change of a step", "share of the norm", "Mean over parameters.", zero=True),
-    _Curve("grad_norm", "Gradient norm", "norm", "Over all parameters, before clipping.", wide=True),
-    _Curve("weight_norm", "Weight norm", "norm", "Over all parameters.", zero=True),
-    _Curve("lr", "Learning rate", "learning rate", "Not comparable between optimizers.", zero=True),
-    _Curve("tokens_per_second", "Throughput", "tokens per second", zero=True),
+    _curve("validation_loss", "Validation loss", _TOKEN, "Mean cross-entropy on the validation set."),
+    _curve("validation_loss", "Validation loss over tokens", _TOKEN, against="tokens"),
+    _curve(
+        "validation_loss",
+        "Validation loss over time",
+        _TOKEN,
+        "Of each run's own machine.",
+        against="seconds",
+    ),
+    _curve("training_loss", "Training loss", _TOKEN, "Mean cross-entropy on the batch of the step."),
+    _curve("max_logit", "Largest attention logit", "logit", "Over all layers and heads.", wide=True),
+    _curve("entropy", "Attention entropy", "nats", "Mean over heads. At 0 each token attends to one."),
+    _curve("entropy_lowest", "Lowest attention entropy", "nats", "Of the head with the lowest."),
+    _curve("clipped", "Share clipped", _PART, "Elements whose scaled update exceeded the clip.", zero=True),
+    _curve("bounded", "Share bounded", _PART, "Elements whose ratio the bound decided.", zero=True),
+    _curve("relative_change", "Change of a step", "share of the norm", "Mean over parameters.", zero=True),
+    _curve("grad_norm", "Gradient norm", "norm", "Over all parameters, before clipping.", wide=True),
+    _curve("weight_norm", "Weight norm", "norm", "Over all parameters.", zero=True),
+    _curve("lr", "Learning rate", "learning rate", "Not comparable between optimizers.", zero=True),
+    _curve("tokens_per_second", "Throughput", "tokens per second", zero=True),
 )
 
 
@@ -84,7 +81,7 @@ def report(of: table.Table) -> Page:
     sections.append(Section(f"Every run ({len(runs)})", every_run(runs), "Last values.", folded=True))
     sections += settings(runs)
     optimizers = display_names(runs["optimizer.name"].unique(maintain_order=True))
-    devices = _column(runs, "environment.device.name").drop_nulls().unique(maintain_order=True)
+    devices = dict.fromkeys(_values(runs, "environment.device.name"))
     return Page(
         title=join(list(optimizers.values())),
         facts=[*(groups[0]["conditions"][:1] if len(groups) == 1 else ()), *devices],
@@ -95,32 +92,28 @@ def report(of: table.Table) -> Page:
     )
 
 
-def summary(runs: pl.DataFrame, value: str = "validation_loss") -> str:
+def summary(runs: pl.DataFrame) -> str:
     """What the last losses of runs with equal conditions allow to say, and what failed or does not count."""
-    values = {name: by for (_, name), by in by_seed(runs, value).items()}
-    pairs = simultaneous(values)
-    best = next(iter(pairs))[0] if pairs else next(iter(values), None)
-    if best is None:
-        sentences = ["No run finished with a validation loss"]
-    else:
-        lowest = " lowest" if pairs else ""
-        losses = list(values[best].values())
-        sentences = [f"{best} ended{lowest}, at {_spread(losses)} ({count_seeds(len(losses))})"]
-    rivals = [
-        difference.words("", second).strip()
-        for (first, second), difference in pairs.items()
-        if first == best and not difference.second_diverged  # named below
-    ]
-    more = len(rivals) - _MOST_COMPARED
-    sentences += [*rivals[:_MOST_COMPARED], f"{more} others are in the table"] if more > 1 else rivals
-    diverged = runs.filter(pl.col("left_out").is_null() & (pl.col("status") == "diverged"))
+    counted = runs.filter(pl.col("left_out").is_null())
+    finished, diverged = (counted.filter(status=status) for status in ("finished", "diverged"))
+    pairs = differences(runs)
+    best = str((*pairs["first"], *finished["series"], "")[0])
+    losses = _values(finished.filter(series=best), "validation_loss")
+    with_best = pairs.filter((pl.col("first") == best) & pl.col("mean").is_finite())
+    level = with_best.filter(pl.col("high") >= 0)["second"].to_list()
+    sentences = ["No series finished with all of its seeds"]
+    if losses and best not in diverged["series"]:
+        ended = f"{best} ended lowest," if len(pairs) else f"{best} ended"
+        sentences = [f"{ended} at {_spread(losses)} ({count_seeds(len(losses))})"]
+        if level:
+            sentences.append(f"{join(_few(level))} cannot be told from it by these seeds")
+        elif len(with_best):
+            sentences[0] += ", below all others"
     for (name,), failed in diverged.group_by("series", maintain_order=True):
-        sentences.append(f"{name} diverged at step {join([str(step) for step in failed['last_step']])}")
+        sentences.append(f"{name!s} diverged at step {join([str(step) for step in failed['last_step']])}")
     left_out = [f"{row['run']} ({row['left_out']})" for row in runs.drop_nulls("left_out").to_dicts()]
-    if len(left_out) > _MOST_NAMED:
-        left_out = [*left_out[: _MOST_NAMED - 1], f"{len(left_out) - _MOST_NAMED + 1} more"]
     if left_out:
-        sentences.append(f"not counted: {join(left_out)}")
+        sentences.append(f"not counted: {join(_few(left_out))}")
     return f"{'; '.join(sentences)}."
 
 
@@ -129,19 +122,18 @@ def outcome(runs: pl.DataFrame) -> Table:
     rows = []
     for (series,), alike in runs.group_by("series", maintain_order=True):
         finished = alike.filter(pl.col("left_out").is_null() & (pl.col("status") == "finished"))
-        losses, statuses = _values(finished, "validation_loss"), alike["status"].to_list()
+        statuses = alike["status"].to_list()
         rows.append(
             {
                 "Series": str(series),
                 "Runs": ", ".join(f"{statuses.count(one)} {one}" for one in dict.fromkeys(statuses)),
-                "Validation loss": _spread(losses),
+                "Validation loss": _spread(_values(finished, "validation_loss")),
                 "± of its text": _spread([_NORMAL * one for one in _values(finished, "loss_error")][:1]),
-                "Lowest to highest": f"{min(losses):.3f} to {max(losses):.3f}" if losses[1:] else NOTHING,
                 "Bits per byte": _spread(_values(finished, "bits_per_byte")),
                 "Training loss": _spread(_values(finished, "training_loss")),
                 "Largest logit at the end": _spread(_values(finished, "max_logit"), 1),
                 "At any time": _spread(_values(finished, "largest_logit"), 1),
-                "Tokens/s": _spread(_values(finished, "tokens_per_second"), 0),
+                "Tokens/s": _speed(finished["tokens_per_second"].median()),
             }
         )
     return _without_empty_columns(rows, num_text=2)
@@ -214,7 +206,7 @@ def every_run(runs: pl.DataFrame) -> Table:
             "Validation loss": _number(row["validation_loss"]),
             "Training loss": _number(row["training_loss"]),
             "Largest logit": _number(row["largest_logit"], 1),
-            "Tokens/s": _number(row["tokens_per_second"], 0),
+            "Tokens/s": _speed(row["tokens_per_second"]),
             "Minutes": _number(row["seconds"] / 60 if row["seconds"] is not None else None, 1),
         }
         for row in runs.to_dicts()
@@ -232,8 +224,13 @@ def settings(runs: pl.DataFrame) -> list[Section]:
         differing = [name for name in names if runs[name].n_unique() > 1]
         groups = runs.partition_by("conditions", "series", maintain_order=True)
         head = ("Different", *(str(group["series"][0]) for group in groups))
-        rows = tuple((_short(name), *(_texts(group[name]) for group in groups)) for name in differing)
-        shared = tuple((_short(name), _texts(runs[name])) for name in names if name not in differing)
+        rows = tuple(
+            (name.removeprefix("environment."), *(_texts(group[name]) for group in groups))
+            for name in differing
+        )
+        shared = tuple(
+            (name.removeprefix("environment."), _texts(runs[name])) for name in names if name not in differing
+        )
         parts = [Table(head, rows, num_text=len(head))] if rows else []
         sections.append(Section(title, [*parts, Table(("The same in all runs", ""), shared, 2)], folded=True))
     return sections
@@ -259,7 +256,7 @@ def warnings(runs: pl.DataFrame, steps: pl.DataFrame) -> list[str]:
 
 
 def _drawn(
-    runs: pl.DataFrame, steps: pl.DataFrame, shown: Iterable[_Curve], of_these: str, suffix: str
+    runs: pl.DataFrame, steps: pl.DataFrame, shown: Sequence[Mapping[str, Any]], of_these: str, suffix: str
 ) -> list[Section]:
     """The charts of runs with equal conditions that have these measurements; of many series, the best."""
     caption = "Thin lines are runs, thick ones means; a cross is where a run diverged."
@@ -276,65 +273,54 @@ def _drawn(
     steps = steps.join(runs.select("run"), on="run", how="semi")
     drawn = []
     for curve in shown:
-        if steps.filter(pl.col(curve.value).is_finite() & pl.col(curve.against).is_not_null()).is_empty():
-            continue
-        over = "" if curve.against == "step" else f"-{curve.against}"
-        drawn.append(
-            charts.curves(
-                runs,
-                steps,
-                curve.value,
-                curve.against,
-                name=f"{curve.value.replace('_', '-')}{over}{suffix}",
-                title=curve.title,
-                caption=curve.caption,
-                y_title=curve.unit,
-                zero=curve.zero,
-                wide=curve.wide,
-            )
-        )
+        value, against = curve["value"], curve["against"]
+        if not steps.filter(pl.col(value).is_finite() & pl.col(against).is_not_null()).is_empty():
+            over = "" if against == "step" else f"-{against}"
+            drawn.append(charts.curves(runs, steps, name=f"{value.replace('_', '-')}{over}{suffix}", **curve))
     sections = [Section(f"Curves{of_these}", drawn, caption)] if drawn else []
-    if layers := charts.layers(runs, steps, name=f"layers{suffix}") if len(list(shown)) > 1 else []:
+    if layers := charts.layers(runs, steps, name=f"layers{suffix}") if shown is _CURVES else []:
         caption = "Mean over seeds; all series share one scale."
         sections.append(Section(f"Largest logit of each layer{of_these}", layers, caption, folded=True))
     return sections
 
 
-def _column(runs: pl.DataFrame, name: str) -> pl.Series:
-    return runs[name] if name in runs.columns else pl.Series(name, [], dtype=pl.String)
-
-
-def _values(runs: pl.DataFrame, name: str) -> list[float]:
-    return [float(one) for one in _column(runs, name).drop_nulls()]
+def _values(runs: pl.DataFrame, name: str) -> list[Any]:
+    return runs[name].drop_nulls().to_list() if name in runs.columns else []
 
 
 def _measured(runs: pl.DataFrame, name: str) -> str:
-    values = _values(runs, name)
-    metric, comma, answers = name.partition(",")
-    errors = [f"{metric}_stderr{comma}{answers}", f"{name}.standard_error"]
-    error = (
-        next((one for other in errors for one in _values(runs, other)), None) if len(values) == 1 else None
-    )
-    if not values:
-        return NOTHING
-    if error is None:
-        return _spread(values, digits=None)
-    return with_error(values[0], error)
+    values, (metric, comma, answers) = _values(runs, name), name.partition(",")
+    errors = [
+        *_values(runs, f"{metric}_stderr{comma}{answers}"),
+        *_values(runs, f"{name}.standard_error"),
+    ]
+    return with_error(values[0], errors[0]) if len(values) == 1 and errors else _spread(values, digits=None)
+
+
+def _few(names: Sequence[str]) -> list[str]:
+    """So many names as a sentence can hold."""
+    if len(names) <= _MOST_NAMED:
+        return list(names)
+    return [*names[: _MOST_NAMED - 1], f"{len(names) - _MOST_NAMED + 1} more"]
 
 
 def _spread(values: Sequence[float], digits: int | None = 3) -> str:
     """The mean of values and, if there are several, their sample standard deviation."""
     if not values:
         return NOTHING
-    mean = math.fsum(values) / len(values) if all(map(math.isfinite, values)) else max(values)
+    mean = statistics.fmean(values)
     if len(values) < 2 or not math.isfinite(mean):
         return f"{mean:.4g}" if digits is None else f"{mean:,.{digits}f}"
-    deviation = math.sqrt(math.fsum((one - mean) ** 2 for one in values) / (len(values) - 1))
+    deviation = statistics.stdev(values)
     return with_error(mean, deviation) if digits is None else f"{mean:,.{digits}f} ± {deviation:,.{digits}f}"
 
 
 def _number(value: float | None, digits: int = 3) -> str:
     return NOTHING if value is None else f"{value:,.{digits}f}"
+
+
+def _speed(tokens_per_second: Any) -> str:
+    return NOTHING if tokens_per_second is None else amount(tokens_per_second)
 
 
 def _interval(low: float, high: float) -> str:
@@ -343,13 +329,10 @@ def _interval(low: float, high: float) -> str:
 
 def _texts(values: pl.Series) -> str:
     """The different values of a setting."""
-    hashed = values.name.endswith("fingerprint")
-    texts = [NOTHING if one is None else show(one) for one in values.unique(maintain_order=True)]
-    return " | ".join(one[:_HASH_DIGITS] if hashed else one for one in texts)
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("environment.")
+    texts = [
+        NOTHING if one is None else shown_as(values.name, one) for one in values.unique(maintain_order=True)
+    ]
+    return " | ".join(texts)
 
 
 def _without_empty_columns(rows: Sequence[dict[str, str]], num_text: int) -> Table:

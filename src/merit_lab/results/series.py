@@ -7,9 +7,8 @@ chunks of its loss) makes another series but not another model, and its vocabula
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ Row = Mapping[str, Any]
 
 _NO_SETTINGS = frozenset({"run", "folder", "status", "data", "series", "conditions", "left_out", *OUTCOME})
 _MEASURED = ("environment.", "checkpoint.", "measure.", "evaluate.", "curvature.", "noise.")
-_SEQUENCES = "measure.validation_sequences"
+_SEQUENCES, _FINGERPRINT = "measure.validation_sequences", "environment.data.fingerprint"
 _SAME_MODEL = ("model.attention", "model.loss_chunk", "model.float32_residual", "model.vocab_size")
 _FAMILIES = ("model.family", "model.settings.model_type", "model.preset")  # ours, or Hugging Face's
-_LONGEST_DETAILS = 40
-_FINGERPRINT = "environment.data.fingerprint"
+_PREFIXES = ("optimizer.", "options.", "model.", "measure.", "environment.data.")  # which readers know
+_LONGEST_DETAILS = 60
 _HASH_DIGITS = 8
 
 
@@ -53,31 +52,37 @@ def with_series(runs: pl.DataFrame, *, ignoring: Collection[str] = ()) -> pl.Dat
         Muon, lr 0.01 | 9 steps | running
         Muon, lr 0.02 | 9 steps | None
     """
-    rows = runs.to_dicts()
-    conditions = _conditions(rows)
-    settings = _settings(runs.columns)
-    exact = _names(rows, conditions, settings)
-    names = (
-        _names(rows, conditions, [name for name in settings if name not in ignoring]) if ignoring else exact
-    )
-    reasons = _left_out(rows, list(zip(conditions, exact, strict=True)))
-    order = {text: number for number, text in enumerate(dict.fromkeys(conditions))}
-    in_order = sorted(
-        range(len(rows)),
-        key=lambda index: (
-            order[conditions[index]],
-            place(_optimizer(rows[index])),
-            rows[index].get("optimizer.lr") or 0.0,
-            names[index],
-            _seed(rows[index]),
-        ),
-    )
-    added = [
-        pl.Series("series", names, dtype=pl.String),
-        pl.Series("conditions", conditions, dtype=pl.String),
-        pl.Series("left_out", reasons, dtype=pl.String),
+    rows = [
+        {**row, "seed": row["seed"] if isinstance(row.get("seed"), int) else 0} for row in runs.to_dicts()
     ]
-    return runs.with_columns(added)[in_order]
+    conditions = _conditions(rows)
+    optimizers = [str(row.get("optimizer.name") or "unknown") for row in rows]
+    titles = display_names(optimizers)
+    settings = _settings(runs.columns)
+
+    def named(settings: Iterable[str]) -> list[str]:
+        details = _told_apart(rows, list(zip(conditions, optimizers, strict=True)), settings)
+        return [clean(", ".join([titles[one], *of])) for one, of in zip(optimizers, details, strict=True)]
+
+    added = {
+        "optimizer.name": optimizers,
+        "series": named(name for name in settings if name not in ignoring),
+        "conditions": conditions,
+        "exact": named(settings),
+    }
+    order = list(dict.fromkeys(conditions))
+    places = [
+        pl.lit(pl.Series([order.index(one) for one in conditions], dtype=pl.Int64)),
+        pl.lit(pl.Series([place(one)[0] for one in optimizers], dtype=pl.Int64)),
+    ]
+    lr = [name for name in settings if name == "optimizer.lr"]
+    return (
+        runs.with_columns(pl.Series(name, texts, dtype=pl.String) for name, texts in added.items())
+        .with_columns(pl.Series("seed", [row["seed"] for row in rows], dtype=pl.Int64))
+        .with_columns(left_out=_left_out(["conditions", "exact", "seed"]))
+        .sort(*places, "optimizer.name", *lr, "series", "seed", maintain_order=True)
+        .drop("exact")
+    )
 
 
 def layer_logits(steps: pl.DataFrame) -> pl.DataFrame:
@@ -104,139 +109,82 @@ def _settings(columns: Iterable[str]) -> list[str]:
     return sorted(kept, key=lambda name: (name != "optimizer.lr", not name.startswith("optimizer.")))
 
 
-def _names(rows: Sequence[Row], conditions: Sequence[str], settings: Sequence[str]) -> list[str]:
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        groups[conditions[index], _optimizer(row)].append(index)
-    titles = display_names(_optimizer(row) for row in rows)
-    whole = [""] * len(rows)
-    for (_, optimizer), members in groups.items():
-        details = _details([rows[index] for index in members], settings)
-        for index, detail in zip(members, details, strict=True):
-            whole[index] = ", ".join([optimizer, *detail])
-    shown = [
-        clean(titles[_optimizer(row)] + name.removeprefix(_optimizer(row)))
-        for row, name in zip(rows, whole, strict=True)
-    ]
-    # Names that differ in what cannot be read must not become one series.
-    meant = defaultdict(set)
-    for short, name in zip(shown, whole, strict=True):
-        meant[short].add(name)
-    return [
-        f"{short} {_hash(name)}" if len(meant[short]) > 1 else short
-        for short, name in zip(shown, whole, strict=True)
-    ]
-
-
-def _details(rows: Sequence[Row], settings: Sequence[str]) -> list[list[str]]:
-    """What tells each run from the others, as text."""
+def _told_apart(rows: Sequence[Row], groups: Sequence[Hashable], settings: Iterable[str]) -> list[list[str]]:
+    """For each row what tells it from the others of its group, as in "momentum 0.9"."""
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for index, group in enumerate(groups):
+        members[group].append(index)
     details: list[list[str]] = [[] for _ in rows]
-    for setting in _differing(rows, settings):
-        values = [row[setting] for row in rows]
-        shown = {repr(value): show(value) for value in values}
-        alike = Counter(shown.values())
-        for detail, value in zip(details, values, strict=True):
-            if value is not None:
-                text = show(value) if alike[show(value)] == 1 else repr(value)
-                detail.append(f"{setting.removeprefix('optimizer.').removeprefix('options.')} {text}")
+    for setting in settings:
+        for alike in members.values():
+            values = {repr(value): value for value in (rows[index].get(setting) for index in alike)}
+            shown = {key: shown_as(setting, value) for key, value in values.items()}
+            times = Counter(shown.values())
+            for index in alike if len(values) > 1 else ():
+                if (value := rows[index].get(setting)) is not None:
+                    text = shown[repr(value)]
+                    details[index].append(f"{_short(setting)} {text if times[text] == 1 else repr(value)}")
     return details
 
 
-def _differing(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
-    return [name for name in columns if len({repr(row.get(name)) for row in rows}) > 1]
+def shown_as(setting: str, value: object) -> str:
+    """A setting's value for readers: of a fingerprint the first digits."""
+    text = clean(show(value))
+    return text[:_HASH_DIGITS] if setting == _FINGERPRINT and value is not None else text
 
 
-def _left_out(rows: Sequence[Row], series: Sequence[tuple[str, str]]) -> list[str | None]:
-    reasons: list[str | None] = [None] * len(rows)
-    counted: dict[tuple[str, str, int], Row] = {}
-    further = sorted(
-        range(len(rows)),
-        key=lambda index: (rows[index]["status"] != "finished", -(rows[index].get("last_step") or 0)),
-    )
-    for index in further:
-        row = rows[index]
-        if row["status"] not in ("finished", "diverged"):
-            reasons[index] = str(row["status"])
-        elif (first := counted.setdefault((*series[index], _seed(row)), row)) is not row:
-            reasons[index] = f"the settings and seed of {first['run']}"
-    return reasons
+def _short(setting: str) -> str:
+    for prefix in _PREFIXES:
+        setting = setting.removeprefix(prefix)
+    return setting
+
+
+def _left_out(alike: Sequence[str]) -> pl.Expr:
+    """Why a run does not count, given the columns in which a run agrees with its repetitions."""
+    finished, diverged = (pl.col("status") == status for status in ("finished", "diverged"))
+    ended = finished | diverged
+    order = ~ended, ~finished, -pl.col("last_step")
+    furthest = pl.col("run").sort_by(*order, maintain_order=True).first().over(alike)
+    repeated = pl.format("the settings and seed of {}", furthest)
+    return pl.when(~ended).then("status").when(pl.col("run") != furthest).then(repeated)
 
 
 def _conditions(rows: Sequence[Row]) -> list[str]:
-    parts = zip(_models(rows), _texts(rows), map(_length, rows), strict=True)
+    models = [_model(row) for row in rows]
+    texts = _texts(rows)
+    columns = [name for name in (rows[0] if rows else ()) if name.startswith("model.")]
+    of_models = _told_apart(rows, models, [name for name in columns if name not in _SAME_MODEL])
+    of_texts = _told_apart(rows, texts, [_FINGERPRINT, _SEQUENCES])
+    parts = zip(map(_with, models, of_models), map(_with, texts, of_texts), map(_length, rows), strict=True)
     return [", ".join(filter(None, part)) or "settings that were not recorded" for part in parts]
 
 
-def _models(rows: Sequence[Row]) -> list[str]:
-    columns = [
-        name for name in (rows[0] if rows else ()) if name.startswith("model.") and name not in _SAME_MODEL
-    ]
-    alike: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        alike[_model_name(row)].append(row)
-    differing = {name: _differing(group, columns) for name, group in alike.items()}
-    return [_model(row, differing[_model_name(row)]) for row in rows]
+def _with(name: str, details: Sequence[str]) -> str:
+    """A name with what tells it from others: gpt2 12x768 (rope_base 1e+06)."""
+    return clean(f"{name} ({clean(', '.join(details), _LONGEST_DETAILS)})".strip() if details else name)
 
 
-def _model_name(row: Row) -> str:
+def _model(row: Row) -> str:
     """The family, with layers and width if they are known: gpt2 12x768."""
     family = next((str(row[name]) for name in _FAMILIES if row.get(name) is not None), "")
     layers, width = row.get("model.layers"), row.get("model.width")
     return f"{family} {layers}x{width}".strip() if layers is not None and width is not None else family
 
 
-def _model(row: Row, differing: Sequence[str]) -> str:
-    known = [(name.removeprefix("model."), row[name]) for name in differing if row[name] is not None]
-    details = ", ".join(f"{name} {show(value)}" for name, value in known)
-    if len(details) > _LONGEST_DETAILS:
-        details = _hash(repr(known))
-    return clean(" ".join(filter(None, (_model_name(row), details and f"({details})"))))
-
-
 def _texts(rows: Sequence[Row]) -> list[str]:
-    """The text and its tokenizer, with the number of validation sequences where they differ on one text."""
-    names = data_names(rows)
-    texts = [(names[row.get(_FINGERPRINT)], row.get(_SEQUENCES)) for row in rows]
-    counts = Counter(name for name, _ in dict.fromkeys(texts))
-    return [
-        f"{name} with {sequences or 'all'} validation sequences" if counts[name] > 1 else name
-        for name, sequences in texts
-    ]
-
-
-def data_names(rows: Iterable[Row]) -> dict[str | None, str]:
-    """A short name for each fingerprint of data: the corpus and its tokenizer, and digits where two agree."""
-    names: dict[str | None, str] = {None: ""}
+    """The corpus and its tokenizer, enwik8 bpe-16384; one name for one fingerprint, whatever the folder."""
+    names: dict[str, str] = {}
+    texts = []
     for row in rows:
-        if (fingerprint := row.get(_FINGERPRINT)) is not None:
-            folder = Path(str(row.get("environment.data.folder") or "")).name
-            tokenizer = str(row.get("environment.data.tokenizer") or "")
-            names.setdefault(
-                fingerprint, clean(f"{folder} {tokenizer}".strip()) or fingerprint[:_HASH_DIGITS]
-            )
-    taken = Counter(names.values())
-    return {
-        fingerprint: f"{name} {fingerprint[:_HASH_DIGITS]}" if fingerprint and taken[name] > 1 else name
-        for fingerprint, name in names.items()
-    }
+        folder = Path(str(row.get("environment.data.folder") or "")).name
+        text = f"{folder} {row.get('environment.data.tokenizer') or ''}".strip()
+        texts.append(names.setdefault(str(row.get(_FINGERPRINT) or text), text))
+    return texts
 
 
 def _length(row: Row) -> str:
     """The planned steps and their batch, so that a run that diverged stays comparable."""
     steps, batch, context = (row.get(name) for name in ("steps", "batch", "model.context"))
     size = f"{batch} x {context} tokens" if context is not None else f"{batch} sequences"
-    parts = ([f"{steps:,} steps"] if steps is not None else []) + ([size] if batch is not None else [])
-    return " of ".join(parts)
-
-
-def _optimizer(row: Row) -> str:
-    return str(row.get("optimizer.name") or "unknown")
-
-
-def _seed(row: Row) -> int:
-    seed = row.get("seed")
-    return seed if isinstance(seed, int) else 0
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_DIGITS]
+    parts = [f"{steps:,} steps" if isinstance(steps, int) else "", size if batch is not None else ""]
+    return " of ".join(filter(None, parts))

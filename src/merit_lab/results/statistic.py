@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -20,6 +21,12 @@ from merit_lab.results.series import with_series
 from merit_lab.text import count_seeds, join
 
 CONFIDENCE = 0.95
+_COLUMNS: Mapping[str, Any] = {
+    **dict.fromkeys(("conditions", "first", "second"), pl.String),
+    **dict.fromkeys(("mean", "low", "high"), pl.Float64),
+    "seeds": pl.Int64,
+    "words": pl.String,
+}
 _DRAWS, _FEWEST_DRAWS, _MOST_WORK = 20_000, 2_000, 4_000_000
 
 
@@ -88,20 +95,15 @@ def paired(
     """
     seeds = tuple(sorted(first.keys() & second.keys()))
     differences = [_or_infinite(first[seed]) - _or_infinite(second[seed]) for seed in seeds]
-    mean = math.nan
-    low, high = -math.inf, math.inf
-    if differences:
-        # Infinities of both signs: neither is below.
-        mean = sum(differences) / len(differences)
-    if len(differences) > 1 and math.isfinite(mean):
-        half = (
-            _quantile(confidence, len(differences) - 1) * np.std(differences, ddof=1) / math.sqrt(len(seeds))
-        )
-        low, high = mean - float(half), mean + float(half)
+    mean = _mean(differences)
+    half = math.inf
+    if len(seeds) > 1 and math.isfinite(mean):
+        error = float(np.std(differences, ddof=1)) / math.sqrt(len(seeds))
+        half = _quantile(confidence, len(seeds) - 1) * error
     return Difference(
         mean=mean,
-        low=low,
-        high=high,
+        low=mean - half if math.isfinite(half) else -math.inf,
+        high=mean + half if math.isfinite(half) else math.inf,
         seeds=seeds,
         without_partner=tuple(sorted(first.keys() ^ second.keys())),
         first_diverged=tuple(seed for seed in seeds if not math.isfinite(first[seed])),
@@ -109,67 +111,51 @@ def paired(
     )
 
 
-def by_seed(
-    runs: pl.DataFrame, value: str = "validation_loss", *, diverged: float = math.inf
-) -> dict[tuple[str, str], dict[int, float]]:
-    """The values of each series by seed, under (conditions, series); a run that diverged has ``diverged``.
+def by_seed(runs: pl.DataFrame, value: str = "validation_loss") -> dict[tuple[str, str], dict[int, float]]:
+    """The values of each series by seed, under (conditions, series); infinite where a run diverged.
 
     Runs that are left out (see ``with_series``) or have no value have no entry.
     """
     runs = runs if "left_out" in runs.columns else with_series(runs)
+    number = (
+        pl.when(pl.col("status") == "diverged").then(math.inf).otherwise(pl.col(value).fill_nan(math.inf))
+    )
+    counted = runs.filter(pl.col("left_out").is_null()).with_columns(number=number).drop_nulls("number")
     values: dict[tuple[str, str], dict[int, float]] = {}
-    for row in runs.filter(pl.col("left_out").is_null()).to_dicts():
-        failed = row["status"] == "diverged"
-        if failed or row.get(value) is not None:
-            number = diverged if failed else float(row[value])
-            of_series = values.setdefault((row["conditions"], row["series"]), {})
-            of_series[row.get("seed") or 0] = diverged if math.isnan(number) else number
+    for *series, seed, found in counted.select("conditions", "series", "seed", "number").iter_rows():
+        values.setdefault((series[0], series[1]), {})[seed] = found
     return values
 
 
 def differences(runs: pl.DataFrame, value: str = "validation_loss") -> pl.DataFrame:
-    """All pairs of series with equal conditions: conditions, first, second, mean, low, high, seeds, words.
+    """All pairs of series with equal conditions, the lower one of a pair first.
 
-    The intervals hold all at once with 95% confidence, over the pairs of one table of conditions. The lower
-    one of a pair is the first.
+    The intervals hold all at once with 95% confidence, over the pairs of one table of conditions.
     """
-    rows = []
-    all_values = by_seed(runs, value)
-    for conditions in dict.fromkeys(conditions for conditions, _ in all_values):
-        values = {name: by for (where, name), by in all_values.items() if where == conditions}
-        for (first, second), difference in simultaneous(values).items():
-            rows.append(
-                {
-                    "conditions": conditions,
-                    "first": first,
-                    "second": second,
-                    "mean": difference.mean,
-                    "low": difference.low,
-                    "high": difference.high,
-                    "seeds": len(difference.seeds),
-                    "words": difference.words(first, second),
-                }
-            )
-    texts, numbers = ("conditions", "first", "second", "words"), ("mean", "low", "high")
-    schema = dict.fromkeys(texts, pl.String) | dict.fromkeys(numbers, pl.Float64) | {"seeds": pl.Int64}
-    order = ["conditions", "first", "second", "mean", "low", "high", "seeds", "words"]
-    return pl.DataFrame(rows, schema={name: schema[name] for name in order})
+    by_conditions: dict[str, dict[str, dict[int, float]]] = {}
+    for (conditions, series), values in by_seed(runs, value).items():
+        by_conditions.setdefault(conditions, {})[series] = values
+    rows = [
+        (conditions, *pair, one.mean, one.low, one.high, len(one.seeds), one.words(*pair))
+        for conditions, alike in by_conditions.items()
+        for pair, one in simultaneous(alike).items()
+    ]
+    return pl.DataFrame(rows, schema=dict(_COLUMNS), orient="row")
 
 
 def simultaneous(values: Mapping[str, Mapping[int, float]]) -> dict[tuple[str, str], Difference]:
     """The differences of all pairs of series, with intervals that hold all at once; the lower one first."""
-    lowest_first = sorted(values, key=lambda name: _mean(values[name].values()))
+    lowest_first = sorted(values, key=lambda name: _mean(list(map(_or_infinite, values[name].values()))))
     pairs = list(itertools.combinations(lowest_first, 2))
-    names = {name: place for place, name in enumerate(lowest_first)}
     alone = {pair: paired(values[pair[0]], values[pair[1]]) for pair in pairs}
-    with_interval = [pair for pair, one in alone.items() if math.isfinite(one.high)]
     confidence = confidence_of_each(
-        tuple((names[first], names[second], alone[first, second].seeds) for first, second in with_interval)
+        tuple(
+            (lowest_first.index(first), lowest_first.index(second), one.seeds)
+            for (first, second), one in alone.items()
+            if math.isfinite(one.high)
+        )
     )
-    return {
-        (first, second): paired(values[first], values[second], confidence=confidence)
-        for first, second in pairs
-    }
+    return {pair: paired(values[pair[0]], values[pair[1]], confidence=confidence) for pair in pairs}
 
 
 @functools.cache
@@ -225,9 +211,9 @@ def _or_infinite(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _mean(values: Iterable[float]) -> float:
-    listed = list(map(_or_infinite, values))
-    return sum(listed) / len(listed) if listed else math.inf
+def _mean(values: Sequence[float]) -> float:
+    """The mean; NaN of none, and of infinities of both signs: neither is below."""
+    return sum(values) / len(values) if values else math.nan
 
 
 def _seeds(seeds: Sequence[int]) -> str:

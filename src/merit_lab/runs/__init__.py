@@ -5,7 +5,7 @@ from merit_lab.runs.environment import differences, environment
 from merit_lab.runs.journal import Journal, NotWritten, import_wandb
 from merit_lab.runs.lock import RunInUse, is_locked, lock
 from merit_lab.runs.measurements import Measurements
-from merit_lab.runs.metrics import BEGINNING, Mark, MetricsWriter, keep_nan, read_metrics
+from merit_lab.runs.metrics import BEGINNING, Mark, MetricsWriter, read_metrics
 from merit_lab.runs.run import (
     FORMAT,
     OVER,
@@ -35,7 +35,6 @@ __all__ = [
     "holds_run",
     "import_wandb",
     "is_locked",
-    "keep_nan",
     "lock",
     "outcome_of",
     "read_metrics",

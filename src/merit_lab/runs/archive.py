@@ -51,37 +51,33 @@ class Head(NamedTuple):
     config: dict[str, Any]
     environment: dict[str, Any]
     measured: dict[str, Any]
-
-
-class Kept(NamedTuple):
-    """A kept run: what it is, and its last validation loss."""
-
-    head: Head
-    last_loss: float | None
+    last_loss: float | None = None
+    """The last validation loss, of a kept run."""
 
 
 def read(path: Path) -> tuple[list[Head], pl.DataFrame]:
     """Return the runs of a file, and the frame of their steps."""
     frame = _read(path, _checked(path))
+    steps = frame.filter(pl.col("step").is_not_null()).select(list(COLUMNS))
+    losses = dict(
+        steps.drop_nulls("validation_loss").group_by("run").agg(pl.last("validation_loss")).iter_rows()
+    )
     heads = []
     for name, status, *texts in frame.filter(pl.col("step").is_null()).select("run", *_HEAD).iter_rows():
         config, environment, measured = map(decode, texts)
-        heads.append(Head(name, f"{path}/{name}", status, config, environment, with_nan(measured)))
-    return heads, frame.filter(pl.col("step").is_not_null()).select(list(COLUMNS))
+        folder, loss = f"{path}/{name}", losses.get(name)
+        heads.append(Head(name, folder, status, config, environment, with_nan(measured), loss))
+    return heads, steps
 
 
-def kept(path: Path) -> dict[str, Kept]:
+def kept(path: Path) -> dict[str, Head]:
     """Return the runs of a file by name; it is read again only when it has changed."""
-    about = path.stat()
-    return _kept(path.absolute(), (about.st_mtime_ns, about.st_size))
+    return _kept(path.absolute(), path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=8)
-def _kept(path: Path, _: tuple[int, int]) -> dict[str, Kept]:
-    heads, steps = read(path)
-    last = pl.col("validation_loss").drop_nulls().last()
-    losses = dict(steps.group_by("run", maintain_order=True).agg(last).iter_rows())
-    return {head.name: Kept(head, losses.get(head.name)) for head in heads}
+def _kept(path: Path, _: int) -> dict[str, Head]:
+    return {head.name: head for head in read(path)[0]}
 
 
 def add(path: Path, heads: Iterable[Head], steps: pl.DataFrame) -> None:

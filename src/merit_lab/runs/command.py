@@ -15,7 +15,7 @@ from merit_lab.runs import archive, durable, find, table
 from merit_lab.tables import NOTHING, Table, print_table
 
 _WRITERS: Mapping[str, Callable[[pl.DataFrame, Path], object]] = {
-    "csv": lambda frame, path: _flat(frame).write_csv(path),
+    "csv": lambda frame, path: table.flat(frame).write_csv(path),
     "parquet": lambda frame, path: frame.write_parquet(path),
     "json": lambda frame, path: path.write_text(
         "".join(f"{encode(row)}\n" for row in frame.iter_rows(named=True)), encoding="utf-8"
@@ -70,16 +70,6 @@ def _write(read: table.Table, name: str, folder: Path) -> None:
         with durable.replacing(path) as partial:
             _WRITERS[name](frame, partial)
         print(f"{frame.height} {what} written to {path}")
-
-
-def _flat(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with lists as JSON text, which a CSV file can hold."""
-    nested = [name for name, kind in frame.schema.items() if kind.is_nested()]
-    texts = [
-        pl.Series(name, [None if one is None else encode(one.to_list()) for one in frame[name]], pl.String)
-        for name in nested
-    ]
-    return frame.with_columns(texts)
 
 
 def _listed(runs: pl.DataFrame) -> Table:

@@ -32,19 +32,14 @@ def places(path: Path) -> list[Place]:
     return [place for folder in _folders_in(path) for place in places(folder)]
 
 
-def left_out(path: Path) -> list[Path]:
-    """Return the folders with runs in a folder that has runs itself, and so stands for these alone."""
-    if not path.is_dir() or is_run_directory(path) or _own(path) is None:
-        return []
-    below = [folder for folder in _folders_in(path) if folder.name != "runs"]
-    return [folder for folder in below if not is_run_directory(folder) and places(folder)]
-
-
 def say_what_is_left_out(command: str, folders: Iterable[Path]) -> None:
     """Say on standard error which folders below those given have runs that are not read."""
     for folder in folders:
-        if below := left_out(folder):
-            names = f"{below[0]}{' and other folders' if len(below) > 1 else ''}"
+        if is_run_directory(folder) or _own(folder) is None:
+            continue
+        below = [one for one in _folders_in(folder) if one.name != "runs" and not is_run_directory(one)]
+        if with_runs := [one for one in below if places(one)]:
+            names = f"{with_runs[0]}{' and other folders' if len(with_runs) > 1 else ''}"
             print(
                 f"{command}: {folder} stands for the runs in it; those in {names} are left out, unless they "
                 "are named too",
@@ -69,18 +64,16 @@ def is_run_directory(folder: Path) -> bool:
 
 def _own(folder: Path) -> Place | None:
     """The runs of a folder itself; None if it has none."""
-    if not folder.is_dir():
-        return None
-    below = [*_folders_in(folder), *(_folders_in(folder / "runs") if (folder / "runs").is_dir() else [])]
+    below = [*_folders_in(folder), *_folders_in(folder / "runs")]
     directories = sorted(one for one in below if is_run_directory(one))
     archive = archive_of(folder)
-    if directories or archive.is_file():
-        return Place(directories, archive if archive.is_file() else None)
-    return None
+    if not directories and not archive.is_file():
+        return None
+    return Place(directories, archive if archive.is_file() else None)
 
 
 def _folders_in(path: Path) -> list[Path]:
-    """The visible folders in a folder."""
+    """The visible folders in a folder, without links to others than runs; none if it is no folder."""
     if not path.is_dir():
         return []
     below = [folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith(".")]

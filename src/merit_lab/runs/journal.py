@@ -8,25 +8,16 @@ from contextlib import ExitStack, closing, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from merit_lab.runs.metrics import BEGINNING, Mark, MetricsWriter, keep_nan
+import numpy as np
+
+from merit_lab.runs.metrics import BEGINNING, Mark, MetricsWriter
 from merit_lab.runs.run import Run
 
 
 class NotWritten(OSError):
     """Raised when a run's directory could not be written to, as on a full disk; the run can be resumed."""
-
-
-class Sink(Protocol):
-    """A destination for the scalars of a run besides the metrics file."""
-
-    def write(self, scalars: dict[str, float], step: int) -> None:
-        """Take the numbers of a step."""
-
-    def close(self) -> None:
-        """Write what is still held back."""
 
 
 class Journal:
@@ -44,7 +35,7 @@ class Journal:
         # The stack closes what is open if the next cannot be opened.
         with _writing_into(run.folder), ExitStack() as opened:
             self._metrics = opened.enter_context(MetricsWriter(run.metrics_path, mark))
-            self._sinks: list[Sink] = []
+            self._sinks: list[TensorBoard | WeightsAndBiases] = []  # besides the metrics file
             if wandb is not None:
                 self._sinks.append(opened.enter_context(closing(WeightsAndBiases(run, project=wandb))))
             if find_spec("tensorboard"):  # a machine that only trains may not have it
@@ -67,9 +58,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             with _writing_into(self._folder):
                 self._opened.close()
@@ -166,9 +155,9 @@ def scalars_of(kind: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]
     """Yield the numbers of a measurement, with their names in a chart."""
     if kind == "attention":
         for layer, heads in enumerate(values["max_logits"]):
-            yield f"attention/max_logit_layer_{layer:02d}", keep_nan(max, heads)
+            yield f"attention/max_logit_layer_{layer:02d}", float(np.max(heads))  # NaN if there is one
         for layer, heads in enumerate(values["entropy"] or []):
-            yield f"attention/entropy_layer_{layer:02d}", sum(heads) / len(heads)
+            yield f"attention/entropy_layer_{layer:02d}", float(np.mean(heads))
     elif kind == "update":
         for name, statistics in values["parameters"].items():
             for key, value in statistics.items():

@@ -13,11 +13,9 @@ Each line has a "kind" and a "step", the number of steps done (0: before trainin
 from __future__ import annotations
 
 import hashlib
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from merit_lab.json_values import convert, decode, encode, with_nan
@@ -81,9 +79,7 @@ class MetricsWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 
@@ -118,13 +114,3 @@ def _measurement(line: Any) -> dict[str, Any]:
     if found["step"] < 0:
         raise ValueError(f"its step is {found['step']}")
     return found
-
-
-def keep_nan(choose: Callable[[Sequence[float]], float], numbers: Sequence[float]) -> float:
-    """Return ``max`` or ``min`` of numbers, or NaN if there is one, which Python's functions may drop.
-
-    Example:
-        >>> max(2.0, math.nan), keep_nan(max, [2.0, math.nan])
-        (2.0, nan)
-    """
-    return math.nan if any(map(math.isnan, numbers)) else choose(numbers)

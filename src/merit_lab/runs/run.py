@@ -14,7 +14,7 @@ are in one file; see archive.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -26,7 +26,7 @@ from merit_lab.runs.lock import is_locked
 from merit_lab.runs.metrics import read_metrics
 
 if TYPE_CHECKING:
-    from merit_lab.runs.archive import Kept
+    from merit_lab.runs.archive import Head
 
 FORMAT = 1
 """Version of the run directory; increased when older readers would misread it."""
@@ -46,7 +46,7 @@ class Run:
     folder: Path
     config: dict[str, Any]
     environment: dict[str, Any]
-    kept: Kept | None = None
+    kept: Head | None = None
     """What is kept of it, if it is read from a file of `merit keep` instead of its directory."""
 
     @classmethod
@@ -66,7 +66,7 @@ class Run:
         folder = Path(folder)
         if not _is_there(folder):
             if kept := _kept(folder):
-                return cls(Path(kept.head.folder), kept.head.config, kept.head.environment, kept)
+                return cls(Path(kept.folder), kept.config, kept.environment, kept)
             raise FileNotFoundError(
                 f"{folder} holds no run: there is no config.json. Give a run directory, the --out of "
                 "`merit train`."
@@ -78,13 +78,13 @@ class Run:
                 f"{FORMAT}. Use the version that wrote it (environment.json names it), or start a new run."
             )
         environment = read_object(folder / "environment.json")
-        for part in ("versions", "device", "data"):
-            try:
+        try:
+            for part in ("versions", "device", "data"):
                 convert(environment.get(part, {}), dict[str, Any], part)
-            except ValueError as error:
-                raise ValueError(
-                    f"{folder / 'environment.json'}: {error}. Restore the file that the run wrote."
-                ) from None
+        except ValueError as error:
+            raise ValueError(
+                f"{folder / 'environment.json'}: {error}. Restore the file that the run wrote."
+            ) from None
         return cls(folder, config, environment)
 
     @property
@@ -126,14 +126,10 @@ class Run:
             )
         return self.folder / "checkpoints"
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Return all measurements, in order. Those of a kept run are in its table alone."""
-        assert self.kept is None
-        return read_metrics(self.metrics_path)
-
     def metrics(self, kind: str) -> list[dict[str, Any]]:
-        """Return all measurements of a kind, in order."""
-        return [line for line in self.lines() if line["kind"] == kind]
+        """Return all measurements of a kind, in order. Those of a kept run are in its table alone."""
+        assert self.kept is None
+        return [line for line in read_metrics(self.metrics_path) if line["kind"] == kind]
 
     @property
     def last_loss(self) -> float | None:
@@ -146,7 +142,7 @@ class Run:
     @property
     def outcome(self) -> Status | None:
         """How the last process of the run ended; None if it has not ended, or was killed."""
-        return outcome_of(self.metrics("event")) if self.kept is None else cast(Status, self.kept.head.status)
+        return outcome_of(self.metrics("event")) if self.kept is None else cast(Status, self.kept.status)
 
     @property
     def status(self) -> Status:
@@ -170,7 +166,7 @@ def refuse_run(folder: Path) -> None:
             "folder with --out."
         )
     if kept := _kept(folder):
-        raise FileExistsError(f"{kept.head.folder} is a kept run already. Choose another folder with --out.")
+        raise FileExistsError(f"{kept.folder} is a kept run already. Choose another folder with --out.")
 
 
 def step_path(folder: Path, step: int) -> Path:
@@ -188,7 +184,7 @@ def _is_there(folder: Path) -> bool:
     return (folder / "config.json").exists()
 
 
-def _kept(folder: Path) -> Kept | None:
+def _kept(folder: Path) -> Head | None:
     """What is kept of a run, given its path in its file or that of its directory; None if it is not kept."""
     if not (file := archive_of(folder.parent)).is_file():
         return None

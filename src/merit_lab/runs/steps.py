@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from merit_lab.runs import metrics
 
 LOGGED = ("training_loss", *metrics.LOGGED[1:])
 """The columns of the lines of training."""
-_NUMBERS = (
-    *(*LOGGED, "validation_loss", "loss_error", "max_logit", "entropy", "entropy_lowest"),
-    *("clipped", "bounded", "relative_change"),
-)
+_MEANS = ("clipped", "bounded", "relative_change")  # over the parameters
+_NUMBERS = (*LOGGED, "validation_loss", "loss_error", "max_logit", "entropy", "entropy_lowest", *_MEANS)
 OF_PARAMETERS = ("clipped", "bounded", "smallest_ratio", "largest_ratio", "relative_change")
 """The numbers that a line of updates has for each parameter."""
 _HEADS = pl.List(pl.List(pl.Float64))
@@ -48,41 +46,30 @@ def frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
 
 
 def _measured(line: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    kind = line["kind"]
-    if kind == "train":
-        known = {key: value for key, value in line.items() if key in COLUMNS and value is not None}
-        return {**known, "training_loss": line.get("loss")}
-    if kind == "validation":
-        tokens = line.get("tokens", row.get("tokens"))
-        return {"validation_loss": line["loss"], "loss_error": line.get("loss_error"), "tokens": tokens}
-    if kind == "attention":
-        logits, entropies = line["max_logits"], line.get("entropy")
-        values: dict[str, Any] = {"max_logits": logits, "max_logit": _largest(_flat(logits))}
-        if entropies:
-            heads = _flat(entropies)
-            lowest = _largest([-one for one in heads])
-            values |= {
-                "entropies": entropies,
-                "entropy": math.fsum(heads) / len(heads) if heads else None,
-                "entropy_lowest": lowest if lowest is None else -lowest,
-            }
-        return values
-    if kind == "update":
-        parameters = line["parameters"]
-        means: dict[str, Any] = {}
-        for key in ("clipped", "bounded", "relative_change"):
-            if numbers := [one[key] for one in parameters.values() if key in one]:
-                means[key] = math.fsum(numbers) / len(numbers)
-        return {**means, "updates": [{"parameter": name, **one} for name, one in parameters.items()]}
-    if kind == "event":
-        return {"events": [*row.get("events", ()), {"what": line["what"], "message": line.get("message")}]}
-    return {}
+    match line["kind"]:
+        case "train":
+            known = {key: value for key, value in line.items() if key in COLUMNS and value is not None}
+            return {**known, "training_loss": line.get("loss")}
+        case "validation":
+            tokens = line.get("tokens", row.get("tokens"))
+            return {"validation_loss": line["loss"], "loss_error": line.get("loss_error"), "tokens": tokens}
+        case "attention":
+            values = {"max_logits": line["max_logits"], "max_logit": _of_heads(line["max_logits"], np.max)}
+            if entropies := line.get("entropy"):
+                mean, lowest = (_of_heads(entropies, choose) for choose in (np.mean, np.min))
+                values |= {"entropies": entropies, "entropy": mean, "entropy_lowest": lowest}
+            return values
+        case "update":
+            parts = line["parameters"]
+            known = {key: [one[key] for one in parts.values() if key in one] for key in _MEANS}
+            means = {key: float(np.mean(numbers)) for key, numbers in known.items() if numbers}
+            return {**means, "updates": [{"parameter": name, **one} for name, one in parts.items()]}
+        case _:
+            event = {"what": line["what"], "message": line.get("message")}
+            return {"events": [*row.get("events", ()), event]}
 
 
-def _flat(layers: list[list[float]]) -> list[float]:
-    return [head for layer in layers for head in layer]
-
-
-def _largest(values: list[float]) -> float | None:
-    """The largest; NaN if there is one, which max may drop; None of none."""
-    return math.nan if any(map(math.isnan, values)) else max(values, default=None)
+def _of_heads(layers: list[list[float]], combine: Callable[[list[float]], Any]) -> float | None:
+    """The numbers of all heads combined; numpy keeps a NaN, which Python's max and min may drop."""
+    heads = [head for layer in layers for head in layer]
+    return float(combine(heads)) if heads else None

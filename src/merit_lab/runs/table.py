@@ -21,15 +21,16 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from merit_lab.json_values import decode
+from merit_lab.json_values import decode, encode
 from merit_lab.runs import archive, find, measurements, steps
 from merit_lab.runs.archive import Head
 from merit_lab.runs.lock import is_locked
+from merit_lab.runs.metrics import read_metrics
 from merit_lab.runs.run import Run, outcome_of
 from merit_lab.runs.settings import flatten
 from merit_lab.runs.steps import COLUMNS
 
-__all__ = ["COLUMNS", "OUTCOME", "Table", "of", "read", "sources"]
+__all__ = ["COLUMNS", "OUTCOME", "Table", "flat", "read", "sources"]
 
 OUTCOME: Mapping[str, Any] = {
     "last_step": pl.Int64,
@@ -67,38 +68,39 @@ def read(*folders: Path | str) -> Table:
     return _table(*_together(sources(folders)))
 
 
-def of(runs: Iterable[Run]) -> Table:
-    """The table of these runs, each in its directory."""
-    return _table(*_together([_live(run) for run in runs]))
-
-
 def sources(folders: Iterable[Path | str]) -> list[Source]:
     """The runs in folders, from each directory and from each file of kept runs; none is there twice."""
     paths = [Path(folder) for folder in folders]
-    found: list[Source] = []
-    seen: set[Path] = set()
+    found: dict[Path, Source] = {}
     for place in (place for path in paths for place in find.places(path)):
         for folder in place.directories:
-            if folder.resolve() not in seen:
-                found.append(_live(Run.open(folder)))
-                seen.add(folder.resolve())
-        if place.archive is not None and place.archive.resolve() not in seen:
-            seen.add(place.archive.resolve())
+            if folder.resolve() not in found:
+                found[folder.resolve()] = _live(Run.open(folder))
+        if place.archive is not None and place.archive.resolve() not in found:
             heads, measured = archive.read(place.archive)
             names = [folder.resolve().name for folder in place.directories]
             left = [head for head in heads if head.name not in names]
-            found.append((left, measured.filter(~pl.col("run").is_in(names))))
-    if not any(heads for heads, _ in found):
+            found[place.archive.resolve()] = left, measured.filter(~pl.col("run").is_in(names))
+    if not any(heads for heads, _ in found.values()):
         raise ValueError(
             f"no runs in {', '.join(map(str, paths))}; give run directories, the folder of a study, or a "
             "runs.parquet"
         )
-    return found
+    return list(found.values())
+
+
+def flat(frame: pl.DataFrame) -> pl.DataFrame:
+    """A frame with lists as JSON text, which a CSV file can hold."""
+    nested = [name for name, kind in frame.schema.items() if kind.is_nested()]
+    return frame.with_columns(
+        pl.Series(name, [None if one is None else encode(one) for one in frame[name].to_list()], pl.String)
+        for name in nested
+    )
 
 
 def _live(run: Run) -> Source:
     running = is_locked(run.folder)  # before its lines are read: a run that ends meanwhile has them all
-    rows = steps.rows(run.name, run.lines())
+    rows = steps.rows(run.name, read_metrics(run.metrics_path))
     events = [event for row in rows for event in row.get("events", ())]
     status = "running" if running else outcome_of(events) or "unfinished"
     measured = measurements.columns(run.folder)
@@ -114,7 +116,7 @@ def _together(sources: list[Source]) -> Source:
         folders = {head.name: head.folder for head in heads if times[head.name] > 1}
         all_heads += [head._replace(name=folders.get(head.name, head.name)) for head in heads]
         frames.append(frame.with_columns(pl.col("run").replace(folders)) if folders else frame)
-    return all_heads, pl.concat(frames) if frames else steps.frame([])
+    return all_heads, pl.concat(frames)
 
 
 def _table(heads: list[Head], measured: pl.DataFrame) -> Table:

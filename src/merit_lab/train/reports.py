@@ -15,7 +15,7 @@ from torch import Tensor
 
 from merit_lab.models import flops_per_token
 from merit_lab.progress import WorkProgress
-from merit_lab.runs import BEGINNING, Journal, Mark, keep_nan
+from merit_lab.runs import BEGINNING, Journal, Mark
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.start import Start
@@ -58,7 +58,7 @@ class Reporter:
             self._progress.say(f"step {step}: validation loss {values['loss']:.4f}")
         elif kind == "attention":
             heads = [head for layer in values["max_logits"] for head in layer]
-            self._largest_logit = f", logit {keep_nan(max, heads):.1f}"
+            self._largest_logit = f", logit {torch.tensor(heads).max():.1f}"  # NaN if there is one
         elif kind == "train":
             speed = f"{values['tokens_per_second']:,.0f} tokens/s"
             self._progress.update(step, f"loss {values['loss']:.4f}{self._largest_logit}, {speed}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
-from small_runs import write_run
+from written_runs import write_run
 
 from merit_lab.runs import archive, table
 from merit_lab.runs.archive import thinned
@@ -57,8 +57,8 @@ def test_what_is_kept_of_kept_runs_is_all_of_it(tmp_path: Path) -> None:
 
 
 def test_long_curves_keep_their_ends_and_every_validation(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "one", steps=400)
-    whole = table.of([run]).steps
+    write_run(tmp_path / "one", steps=400)
+    whole = table.read(tmp_path).steps
     for steps in (thinned(whole), thinned(thinned(whole))):
         counts = {
             name: steps[name].count() for name in ("training_loss", "updates", "max_logits", "entropies")

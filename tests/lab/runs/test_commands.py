@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
-from small_runs import write_run
+from written_runs import write_run
 
 from merit_lab.runs import keep_command, table
 from merit_lab.runs.command import main

@@ -7,7 +7,7 @@ import torch
 
 import merit_optim
 from merit_lab.runs import Journal, NotWritten, Run, differences, environment
-from merit_lab.runs.journal import TensorBoard, scalars_of
+from merit_lab.runs.journal import TensorBoard
 
 
 @pytest.fixture
@@ -51,30 +51,18 @@ def test_differences_between_two_environments(run):
 def test_numbers_reach_the_metrics_file_and_tensorboard(run):
     with Journal(run) as journal:
         journal.write("train", 1, loss=2.0, mfu=None)
-        journal.write("attention", 1, max_logits=[[1.0, 3.0], [2.0, 0.0]], entropy=None)
+        journal.write("attention", 1, max_logits=[[1.0, 3.0], [math.nan, 2.0]], entropy=[[1.0, 2.0]])
         journal.write("update", 1, parameters={"w": {"clipped": 0.25}})
         journal.write("event", 1, what="finished", message="done")
     assert run.metrics("train") == [{"kind": "train", "step": 1, "loss": 2.0, "mfu": None}]
     assert run.status == "finished"
-    assert tensorboard_scalars(run) == {
+    scalars = tensorboard_scalars(run)
+    assert math.isnan(scalars.pop("attention/max_logit_layer_01")[0][1]), "of one head"
+    assert scalars == {
         "train/loss": [(1, 2.0)],
         "attention/max_logit_layer_00": [(1, 3.0)],
-        "attention/max_logit_layer_01": [(1, 2.0)],
+        "attention/entropy_layer_00": [(1, 1.5)],
         "update_clipped/w": [(1, 0.25)],
-    }
-
-
-@pytest.mark.parametrize("heads", [[math.nan, 3.0], [3.0, math.nan]])
-def test_a_nan_of_one_head_is_told(heads):
-    scalars = dict(scalars_of("attention", {"max_logits": [heads], "entropy": None}))
-    assert math.isnan(scalars["attention/max_logit_layer_00"])
-
-
-def test_the_entropy_of_a_layer_is_the_mean_over_its_heads():
-    values = {"max_logits": [[1.0, 3.0]], "entropy": [[1.0, 2.0]]}
-    assert dict(scalars_of("attention", values)) == {
-        "attention/max_logit_layer_00": 3.0,
-        "attention/entropy_layer_00": 1.5,
     }
 
 

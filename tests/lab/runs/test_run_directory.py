@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from merit_lab.runs import FORMAT, Journal, MetricsWriter, Run, lock, outcome_of, read_metrics
+from merit_lab.runs import FORMAT, Journal, MetricsWriter, Run, lock, read_metrics
 
 CONFIG = {"seed": 1, "optimizer": {"name": "merit"}}
 ENVIRONMENT = {"started": "2026-01-01T00:00:00+00:00"}
@@ -31,13 +31,10 @@ def test_a_folder_takes_one_run(run):
         Run.create(run.folder, CONFIG, ENVIRONMENT)
 
 
-def test_a_run_without_its_environment(run):
+def test_a_folder_without_a_run_or_its_environment(run, tmp_path):
     (run.folder / "environment.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"environment\.json is missing; restore"):
         Run.open(run.folder)
-
-
-def test_a_folder_without_a_run(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no run.*config\.json"):
         Run.open(tmp_path)
 
@@ -65,13 +62,6 @@ def test_a_config_of_another_version(run, version):
 def test_status_is_told_by_the_last_event_that_ends_or_begins(run, what, status):
     events(run, *what)
     assert run.status == status
-
-
-def test_the_outcome_follows_from_the_events_alone():
-    lines = [{"kind": "event", "step": 0, "what": what} for what in ("started", "diverged", "warning")]
-    assert outcome_of(lines) == "diverged"
-    assert outcome_of([*lines, {"kind": "event", "step": 0, "what": "resumed"}]) is None
-    assert outcome_of([]) is None
 
 
 def test_a_locked_run_is_running(run):

@@ -71,12 +71,6 @@ def test_the_file_of_another_is_not_written_over(tmp_path, kind):
     assert not other.exists() or other.read_text() == "process precious"
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
-    folder = tmp_path / ("name" * 100)
-    with pytest.raises(OSError, match=r"^nothing can be written to .* \(File name too long\)"), lock(folder):
-        pass
-
-
 def test_a_folder_that_takes_no_byte(tmp_path, no_file_larger_than):
     with (
         pytest.raises(OSError, match=r"^nothing can be written to .* \(File too large\)"),
@@ -85,10 +79,3 @@ def test_a_folder_that_takes_no_byte(tmp_path, no_file_larger_than):
     ):
         pass
     assert not is_locked(tmp_path)
-
-
-def test_a_file_in_the_place_of_a_folder(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file is a file, but a folder is needed; "), lock(tmp_path / "file"):
-        pass
-    assert not is_locked(tmp_path / "file")

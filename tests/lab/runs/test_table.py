@@ -7,8 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from polars.testing import assert_frame_equal
-from small_runs import write_run
+from written_runs import write_run
 
 from merit_lab.runs import MetricsWriter, Run, lock, table
 from merit_lab.runs.keep_command import keep
@@ -153,9 +152,3 @@ def test_a_part_of_the_environment_is_an_object(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "device": "none"}))
     with pytest.raises(ValueError, match=r"environment\.json: device is 'none'; it must be an object"):
         table.read(tmp_path)
-
-
-def test_of_runs_is_the_same_as_of_their_folders(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / f"{seed}", seed=seed) for seed in range(2)]
-    for one, other in zip(table.of(runs), table.read(tmp_path), strict=True):
-        assert_frame_equal(one, other)
