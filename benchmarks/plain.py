@@ -6,8 +6,8 @@
 Each line of SPECS is one run, in words key=value; `#` begins a comment. RUN lists the loop's own keys; every
 other key is an argument of the optimizer (its value is read as JSON where it can be), as in
 
-    data=enwik8 steps=200 batch=512 opt=normuon lr=0.024 rest_lr=0.024 warmup=0.4
-    data=mix width=512 opt=muon-merit lr=0.04 rest_lr=0.032 ratio_bounds=[0,0.1]
+    data=enwik8 steps=200 batch=512 opt=normuon lr=0.024 warmup=0.4
+    data=mix width=512 opt=muon-merit lr=0.04 kinds={"embedding":{"rate_scale":0.8}} ratio_bounds=[0,0.1]
 
 `data` is a folder that `merit prepare` made (train.bin, val.bin, dataset.json). `opt` is a name that
 merit_optim.create knows, or module:Class of any torch optimizer. `qkv` says what query, key and value are:

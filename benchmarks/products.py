@@ -18,7 +18,7 @@ import torch
 from tiles import milliseconds
 from torch import Tensor
 
-from merit_optim.optim.directions import Muon
+from merit_optim.optim.axes.directions import Muon
 from merit_optim.optim.engines.fused import newton_schulz
 from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar, ProductTile
 

@@ -36,17 +36,27 @@ from merit_lab.measure.bench.command import environment
 from merit_lab.measure.bench.contestants import NaiveMERIT
 from merit_lab.measure.bench.model import WEIGHTS, Shape
 from merit_optim import LAMB, MERIT, MaxLAMB, Muon, MuonMERIT
+from merit_optim.optim.groups import divided
 from merit_optim.optim.kinds import Kind
 
 Kinds = list[Kind]
+
+
+def by_kind(params: list[Tensor], kinds: Kinds) -> list[dict[str, Any]]:
+    """A parameter group for each kind."""
+    return divided(
+        {"params": params}, {param: {"kind": kind} for param, kind in zip(params, kinds, strict=True)}
+    )
+
+
 CONTESTANTS: dict[str, Callable[[list[Tensor], Kinds], Optimizer]] = {
     "torch AdamW, foreach": lambda params, _: torch.optim.AdamW(params, foreach=True),
     "MERIT": lambda params, _: MERIT(params),
     "MaxLAMB": lambda params, _: MaxLAMB(params),
     "LAMB": lambda params, _: LAMB(params),
     "naive MERIT on DTensors": lambda params, _: NaiveMERIT(params),
-    "Muon": lambda params, kinds: Muon([{"params": params, "param_kinds": kinds}]),
-    "MuonMERIT": lambda params, kinds: MuonMERIT([{"params": params, "param_kinds": kinds}]),
+    "Muon": lambda params, kinds: Muon(by_kind(params, kinds)),
+    "MuonMERIT": lambda params, kinds: MuonMERIT(by_kind(params, kinds)),
 }
 
 

@@ -18,7 +18,7 @@ import torch
 from sharded_cost import Dims, Network, Shape
 
 from merit_lab.measure.bench.model import WEIGHTS
-from merit_optim.optim.directions import MatrixDirection, Muon, Soap
+from merit_optim.optim.axes.directions import MatrixDirection, Muon, Soap
 from merit_optim.optim.engines.ranks.owners import Matrix, matrix_of, plan_of
 from merit_optim.optim.engines.ranks.placements import Cutting, crossing_of
 from merit_optim.optim.matrices import View

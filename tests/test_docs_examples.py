@@ -1,9 +1,7 @@
 """The documentation's code runs, and its links lead somewhere."""
 
 import ast
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -45,30 +43,10 @@ def program_of(page: Path) -> str:
     return "\n".join(block.text for block in blocks_of(page) if block[:2] == ("python", None))
 
 
-def change(text: str, diff: str) -> str:
-    """The text with the lines of a diff exchanged, which must be there once."""
-    old, new = (
-        "".join(line[1:] for line in diff.splitlines(keepends=True) if line[0] == sign) for sign in "-+"
-    )
-    assert text.count(old) == 1, old
-    return text.replace(old, new)
-
-
-def test_a_direction_is_added_as_the_page_says(tmp_path: Path) -> None:
-    """In a copy of the package: the files that the page titles are written or changed."""
-    page = DOCS / "contribute" / "direction.md"
-    package = Path("src", "merit_optim")
-    shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    titled = [block for block in blocks_of(page) if block.title is not None]
-    assert [block.language for block in titled] == ["python", "diff", "python"]
-    for language, title, text in titled:
-        assert title is not None
-        path = tmp_path / title
-        assert path.exists() == (language == "diff")
-        path.write_text(change(path.read_text(), text) if language == "diff" else text)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", program_of(page)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def test_choices_are_added_as_the_page_says() -> None:
+    page = DOCS / "contribute" / "choice.md"
+    program = [sys.executable, "-c", program_of(page)]  # a process of its own: it registers names
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -123,9 +101,9 @@ def test_a_run_of_adamw_is_continued_as_the_page_says() -> None:
     assert min(counts.values()) > 1
 
 
-def test_the_schedule_of_the_page_keeps_the_rates_apart() -> None:
+def test_the_schedule_of_the_page_keeps_the_rates_in_proportion() -> None:
     (block,) = (block.text for block in blocks_of(DOCS / "from-adamw.md") if "def share" in block.text)
-    optimizer = MuonMERIT(param_groups(a_model_with_gradients()), lr=0.04, rest_lr=0.128)
+    optimizer = MuonMERIT(param_groups(a_model_with_gradients()), lr=0.04)
     known = {"torch": torch, "optimizer": optimizer}
     exec(block, known)
     share = known["share"]
@@ -133,8 +111,17 @@ def test_the_schedule_of_the_page_keeps_the_rates_apart() -> None:
     for _ in range(150):
         optimizer.step()
         known["schedule"].step()
-    rates = {group["direction"]: group["lr"] for group in optimizer.param_groups}
-    assert rates == pytest.approx({"muon": 0.04 * share(150), "adam": 0.128 * share(150)})
+    rates = {group["direction"]: group["lr"] * group["rate_scale"] for group in optimizer.param_groups}
+    assert rates == pytest.approx({"muon": 0.04 * share(150), "adam": 0.4 * 0.04 * share(150)})
+
+
+def test_rates_by_kind_as_the_page_gives_them_first() -> None:
+    first = next(block.text for block in blocks_of(DOCS / "parameter-groups.md"))
+    known = {"model": a_model_with_gradients()}
+    known["model"].append(nn.LayerNorm(20))
+    exec(first, known)
+    scales = {group["kind"]: group["rate_scale"] for group in known["optimizer"].param_groups}
+    assert scales == {"embedding": 3.0, "hidden": 1.0, "head": 0.5, "vector": 0.4}
 
 
 def test_a_run_of_muon_is_continued_as_the_page_says() -> None:

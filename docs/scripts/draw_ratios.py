@@ -16,10 +16,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from merit_optim.optim import algorithm
-from merit_optim.optim.directions import adam
+from merit_optim.optim.axes.directions import adam
+from merit_optim.optim.axes.holds import Decay
+from merit_optim.optim.axes.ratios import Merit
+from merit_optim.optim.axes.ratios.ratio import sizes
 
 NAME = "blocks.1.attention.query_key_value.weight"
-RULE = algorithm.Rule(element_wise=True, weight_bound=True, norm="max", clip=1.0)
+RATIO = Merit()
 
 
 def tensors(run: Path) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,10 +60,11 @@ def panel(values: Tensor, title: str, scheme: str, width: int) -> alt.Chart:
 
 def main() -> None:
     weight, exp_avg, exp_avg_sq = tensors(Path(sys.argv[1]))
-    update = algorithm.decayed(adam.quotient(exp_avg, exp_avg_sq, 1e-6), weight, 0.1)
-    of_weight, of_update = (algorithm.sizes(x[None], RULE, is_vector=False) for x in (weight, update))
-    whole = algorithm.ratio(of_weight.whole_N, of_update.whole_N).item()
-    scale = algorithm.element_ratio(of_weight, of_update, RULE)[0].expand_as(weight)
+    update = Decay().inside(adam.quotient(exp_avg, exp_avg_sq, 1e-6), weight, 0.1)
+    of_both = (sizes(x[None], RATIO, is_vector=False) for x in (weight, update))
+    ratios, undefined = algorithm.ratios_of(*of_both)
+    whole = ratios.whole_N.item()
+    scale = RATIO.scale(ratios, undefined)[0].expand_as(weight)
     scaled = (scale * update).abs()
     panels = [
         panel(weight.abs(), "|w|", "viridis", 128),

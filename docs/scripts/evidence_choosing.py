@@ -32,7 +32,11 @@ def choosing() -> Table:
         taken = [one for one in advice if one.loss < advice[0].loss + _LEVEL or one is adam]
         for place, one in enumerate(taken):
             run = f"{name}, {steps:,} steps of {batch}" if place == 0 else ""
-            rest = NOTHING if one.rest_lr is None else f"{one.rest_lr:g}"
+            rest = NOTHING if one.rest_lr is None else f"{one.rest_lr / one.lr:.2g}"
             numbers = f"{one.lr:g}", rest, f"{one.settings.warmup:.0%}", f"{one.loss:.3f}"
             rows.append((run, f"`{NAMES[one.name]}`", *numbers))
-    return Table(("Your run", "Optimizer", "`lr`", "`rest_lr`", "Warm-up", "Loss"), tuple(rows), num_text=2)
+    return Table(
+        ("Your run", "Optimizer", "`lr`", "`rate_scale` of the rest", "Warm-up", "Loss"),
+        tuple(rows),
+        num_text=2,
+    )

@@ -49,5 +49,9 @@ SETTINGS: Mapping[str, Settings] = {
     "orscale": Settings(),
     "soap": Settings(),
     "muon-merit": Settings(),
+    "muon-sphere": Settings(),
+    "normuon-sphere": Settings(),
+    "muown": Settings(),
+    "soap-muon": Settings(),
     "soap-merit": Settings(),
 }

@@ -6,7 +6,7 @@ import torch
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 pytest.importorskip("accelerate", reason="needs accelerate")
 
-from merit_optim import MERIT, param_groups  # noqa: E402
+from merit_optim import MERIT, MuonMERIT, param_groups  # noqa: E402
 from merit_optim.integrations.huggingface import MeritCallback  # noqa: E402
 
 SUMMARY = {
@@ -102,6 +102,22 @@ def test_gradients_of_several_batches_are_one_step(tmp_path) -> None:
     numbers = next(numbers for _, numbers in logs if "attention/max_logit" in numbers)
     assert "attention/max_logit/model.layers.1.self_attn" in numbers
     assert "update/clipped/model.layers.0.self_attn.q_proj.weight" in numbers
+
+
+def test_a_schedule_moves_all_kinds_of_weights_in_proportion(tmp_path) -> None:
+    trainer, _ = build(tmp_path, lr_scheduler_type="cosine", max_steps=10)
+    trainer.optimizer = optimizer = MuonMERIT(param_groups(trainer.model), lr=1e-2)
+    rates = []
+
+    class Watching(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs) -> None:  # noqa: ARG002
+            rates.append({group["lr"] for group in optimizer.param_groups})
+
+    trainer.add_callback(Watching())
+    trainer.train()
+    assert [len(of_step) for of_step in rates] == [1] * 10
+    assert rates[0] != rates[5]
+    assert {group["rate_scale"] for group in optimizer.param_groups} == {1.0, 0.4}
 
 
 def test_training_is_as_without_it(tmp_path) -> None:

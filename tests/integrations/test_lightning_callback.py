@@ -9,7 +9,7 @@ from lightning.pytorch.loggers.logger import Logger  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from merit_optim import MERIT, param_groups  # noqa: E402
+from merit_optim import MERIT, MuonMERIT, param_groups  # noqa: E402
 from merit_optim.integrations.lightning import MeritCallback  # noqa: E402
 
 # A name of torch's that is being replaced, in Lightning itself.
@@ -46,6 +46,13 @@ class Model(lightning.LightningModule):
 
     def configure_optimizers(self):
         return MERIT(param_groups(self), lr=1e-2)
+
+
+class Scheduled(Model):
+    def configure_optimizers(self):
+        optimizer = MuonMERIT(param_groups(self), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-2, total_steps=100)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class TwoOptimizers(Model):
@@ -110,6 +117,15 @@ def test_gradients_of_several_batches_are_one_step() -> None:
     logs = train(build(), MeritCallback(every=1, details=True), accumulate_grad_batches=4)
     assert [step for step, _ in logs] == [1, 2]
     assert {"attention/max_logit/layer.self_attn", "update/clipped/layer.linear1.weight"} <= set(logs[0][1])
+
+
+def test_a_schedule_moves_all_kinds_of_weights_in_proportion() -> None:
+    module = Scheduled()
+    train(module, None)
+    groups = module.trainer.optimizers[0].param_groups
+    (rate,) = {group["lr"] for group in groups}
+    assert rate != module.trainer.optimizers[0].defaults["lr"]
+    assert {group["rate_scale"] for group in groups} == {1.0, 0.4}
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_a_dtype_that_is_none_is_refused(llama) -> None:
 
 
 def test_where_nothing_can_be_fused_the_error_says_what_to_set(llama, monkeypatch) -> None:
-    monkeypatch.setattr("merit_optim.optim.trust.fused_unavailable", lambda: "there is no Triton")
+    monkeypatch.setattr("merit_optim.optim.family.fused_unavailable", lambda: "there is no Triton")
     with pytest.raises(RuntimeError, match="there is no Triton") as caught:
         container(llama, group(".*"), implementation="fused")
     assert "implementation='foreach'" in caught.value.__notes__[0]

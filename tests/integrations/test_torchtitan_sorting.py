@@ -37,7 +37,7 @@ def stages(model) -> list:
 
 @pytest.mark.parametrize("name", SORTING)
 def test_hidden_matrices_take_the_direction_and_the_rest_adam_s(llama, name) -> None:
-    assert set(SORTING) | {"MERIT", "LAMB", "MaxLAMB"} == set(FAMILY)
+    assert FAMILY[name].COMPOSITION.kinds is not None
     optimizers = container(llama, group("norm", name, weight_decay=0.0), group(".*", name, weight_decay=0.2))
     (optimizer,) = optimizers
     assert type(optimizer) is getattr(merit_optim, name)
@@ -73,14 +73,17 @@ def test_steps_are_those_of_the_plain_optimizer(llama) -> None:
 
 
 def test_options_are_arguments_of_the_class(llama) -> None:
-    rest = {"betas": [0.8, 0.9], "weight_decay": 0.0}
-    found = by_name(container(llama, group(".*", "MuonMERIT", lr=0.1, momentum=0.8, clip=0.5, rest=rest)))
+    kinds = {"embedding": {"betas": [0.8, 0.9], "weight_decay": 0.0}, "head": {"rate_scale": 2.0}}
+    found = by_name(container(llama, group(".*", "MuonMERIT", lr=0.1, momentum=0.8, clip=0.5, kinds=kinds)))
     hidden, embedding = found["layers.0.attention.wo.weight"], found["tok_embeddings.weight"]
     assert [hidden[key] for key in ("lr", "momentum", "clip", "weight_decay")] == [0.1, 0.8, 0.5, 0.1]
-    assert [embedding[key] for key in ("lr", "clip", "weight_decay")] == [0.1 * 0.4, None, 0.0]
-    assert (tuple(embedding["betas"]), embedding["norm"]) == ((0.8, 0.9), "none")
-    found = by_name(container(llama, group(".*", "MuonMERIT", rest_lr=0.3)))
-    assert (found["layers.1.attention.wo.weight"]["lr"], found["lm_head.weight"]["lr"]) == (1e-2, 0.3)
+    assert [embedding[key] for key in ("rate_scale", "clip", "weight_decay")] == [0.4, None, 0.0]
+    assert (tuple(embedding["betas"]), embedding["ratio"]) == ((0.8, 0.9), "none")
+    assert found["lm_head.weight"]["rate_scale"] == 2.0
+    found = by_name(container(llama, group(".*", "MERIT", kinds={"embedding": {"rate_scale": 3.0}})))
+    assert [found[f"{name}.weight"]["rate_scale"] for name in ("tok_embeddings", "lm_head")] == [3.0, 1.0]
+    with pytest.raises(ValueError, match=r"kinds sets 'rate_scal' for 'head', .* did you mean 'rate_scale'"):
+        container(llama, group(".*", "MERIT", kinds={"head": {"rate_scal": 3.0}}))
 
 
 def test_groups_keep_their_own_options(llama) -> None:
@@ -102,13 +105,13 @@ def test_a_group_that_says_its_direction_is_not_sorted(llama) -> None:
     assert [(group["direction"], group["lr"]) for group in values] == [("adam", 1e-3), ("muon", 2e-3)]
     assert found["layers.0.attention.wo.weight"]["direction"] == "muon"
     container(llama, group(".*", "MuonMERIT", direction="adam"))
-    with pytest.raises(ValueError, match="MuonMERIT has no option 'rest_lr'"):
-        container(llama, group(".*", "MuonMERIT", direction="adam", rest_lr=1e-3))
+    with pytest.raises(ValueError, match="'kinds', which MuonMERIT does not know"):
+        container(llama, group(".*", "MuonMERIT", direction="adam", kinds={}))
 
 
 def test_a_misspelt_option_is_refused(llama) -> None:
     with pytest.raises(
-        ValueError, match=r"no option 'momentun'; did you mean 'momentum'\? Its options are .*rest_lr"
+        ValueError, match=r"no option 'momentun'; did you mean 'momentum'\? Its options are .*kinds"
     ):
         container(llama, group(".*", "MuonMERIT", momentun=0.9))
     with pytest.raises(ValueError, match=r"set training\.max_norm"):
@@ -120,7 +123,7 @@ def test_fused_is_the_fastest_engine_that_each_weight_can_have(llama, monkeypatc
     assert {(group["fused"], group["foreach"]) for group in optimizer.param_groups} == {(None, None)}
     (optimizer,) = container(llama, group(".*", "MuonMERIT"), implementation="foreach")
     assert {(group["fused"], group["foreach"]) for group in optimizer.param_groups} == {(False, True)}
-    monkeypatch.setattr("merit_optim.optim.trust.fused_unavailable", lambda: "there is no Triton")
+    monkeypatch.setattr("merit_optim.optim.family.fused_unavailable", lambda: "there is no Triton")
     with pytest.raises(RuntimeError, match="there is no Triton"):
         container(llama, group(".*", "MuonMERIT", fused=True), implementation="fused")
 
@@ -170,7 +173,7 @@ def test_a_rank_without_layers_says_that_it_is_adamw(llama, monkeypatch) -> None
     monkeypatch.setattr(torchtitan.logger, "warning", said.append)
     (optimizer,) = container(stages(llama)[:1], group(".*", "MuonMERIT"))
     (of_embedding,) = optimizer.param_groups
-    assert (of_embedding["direction"], of_embedding["lr"]) == ("adam", 1e-2 * 0.4)
+    assert (of_embedding["direction"], of_embedding["rate_scale"]) == ("adam", 0.4)
     assert ["MuonMERIT has no weight to use direction='muon' for on this rank" in line for line in said] == [
         True
     ]
@@ -187,7 +190,7 @@ def test_the_log_has_a_line_for_every_weight(llama, monkeypatch) -> None:
     container(llama, group("norm", "MuonMERIT"), group(".*", "MuonMERIT"))
     (table,) = [line for line in said if "MuonMERIT" in line]
     assert "['norm', '.*']" in table
-    assert "muon x max ratios" in next(line for line in table.splitlines() if "attention.wo" in line)
+    assert "muon x merit" in next(line for line in table.splitlines() if "attention.wo" in line)
     assert "adamw" in next(line for line in table.splitlines() if line.startswith("lm_head"))
 
 

@@ -20,6 +20,7 @@ from torchtitan.models.llama3.config_registry import llama3_debugmodel  # noqa: 
 
 from merit_optim import optimizer_class  # noqa: E402
 from merit_optim.integrations.torchtitan import MeritOptimizersContainer  # noqa: E402
+from merit_optim.optim.groups import divided  # noqa: E402
 from merit_optim.optim.kinds import kinds_of  # noqa: E402
 
 
@@ -68,8 +69,9 @@ def check_steps(model: torch.nn.Module, optimizer_name: str) -> None:
     optimizers.zero_grad()
     optimizers.state_dict()  # as the checkpointer does, which makes the state by a step without gradients
     kinds = kinds_of(model)
-    group = {"params": list(whole.values()), "param_kinds": [kinds[p] for p in sharded.values()]}
-    expected = optimizer_class(optimizer_name)([group], lr=9e-3, foreach=True)
+    marks = {whole[name]: {"kind": kinds[parameter]} for name, parameter in sharded.items()}
+    groups = divided({"params": list(whole.values())}, marks)
+    expected = optimizer_class(optimizer_name)(groups, lr=9e-3, foreach=True)
     init_optim_state(expected)
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):

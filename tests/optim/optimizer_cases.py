@@ -20,14 +20,17 @@ from merit_optim import (
     MaxLAMB,
     Muon,
     MuonMERIT,
+    MuonSphere,
+    Muown,
     NorMuon,
+    NorMuonSphere,
     OrScale,
+    SOAPMuon,
     SophiaG,
     create,
 )
-from merit_optim.optim import algorithm
-from merit_optim.optim.directions.adam import quotient
-from merit_optim.optim.hidden import HiddenMatrixOptimizer
+from merit_optim.optim.axes.directions.adam import quotient
+from merit_optim.optim.family import Family
 
 FAMILY = (MERIT, LAMB, MaxLAMB)
 """The trust-ratio optimizers on Adam's direction: AdamW's state, and the engines."""
@@ -36,10 +39,10 @@ FAMILY = (MERIT, LAMB, MaxLAMB)
 class Hidden:
     """Builds an optimizer for hidden matrices from any parameters; those with rows count as hidden."""
 
-    def __init__(self, optimizer_class: type[HiddenMatrixOptimizer], **defaults: Any) -> None:
+    def __init__(self, optimizer_class: type[Family], **defaults: Any) -> None:
         self.optimizer_class, self.__name__ = optimizer_class, optimizer_class.__name__
         self.defaults = defaults
-        self.direction = "soap" if issubclass(optimizer_class, (SOAP, SOAPMERIT)) else "muon"
+        self.direction = "soap" if issubclass(optimizer_class, (SOAP, SOAPMERIT, SOAPMuon)) else "muon"
 
     def __call__(self, params: Any, **options: Any) -> Optimizer:
         return self.optimizer_class(sorted_by_shape(params), **self.defaults | options)
@@ -54,30 +57,41 @@ def sorted_by_shape(params: Any) -> Any:
         return params  # to be refused
     params = list(params)
     groups = params if params and isinstance(params[0], dict) else [{"params": params}]
-    groups = list(map(with_kinds, groups))
-    if not any("hidden" in group["param_kinds"] for group in groups):
+    groups = [part for group in groups for part in by_kind(group)]
+    if not any(group["kind"] == "hidden" for group in groups):
         first = groups[0]["params"][0]
         is_named = isinstance(first, tuple)
         unknown = nn.Parameter(torch.ones(1, 1, device=(first[1] if is_named else first).device))
-        groups.append(with_kinds({"params": [("unknown", unknown) if is_named else unknown]}))
+        groups += by_kind({"params": [("unknown", unknown) if is_named else unknown]})
     return groups
 
 
-def with_kinds(group: dict[str, Any]) -> dict[str, Any]:
-    """The group with the kind of each parameter: a hidden matrix if it has rows."""
+def by_kind(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """The group in two: parameters with rows are hidden matrices, others vectors."""
     params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-    tensors = [param[1] if isinstance(param, tuple) else param for param in params]
-    kinds = ["hidden" if x.ndim >= 2 else "vector" for x in tensors]
-    return {**group, "params": params, "param_kinds": kinds}
+    kinds: dict[str, list[Any]] = {"hidden": [], "vector": []}
+    for param in params:
+        tensor = param[1] if isinstance(param, tuple) else param
+        kinds["hidden" if tensor.ndim >= 2 else "vector"].append(param)
+    return [{**group, "params": some, "kind": kind} for kind, some in kinds.items() if some]
 
 
 def add_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
-    """Add a group, with the kinds of its parameters if the optimizer needs them."""
-    optimizer.add_param_group(with_kinds(group) if isinstance(optimizer, HiddenMatrixOptimizer) else group)
+    """Add a group, by the kinds of its parameters if the optimizer needs them."""
+    is_sorting = isinstance(optimizer, Family) and optimizer.COMPOSITION.kinds is not None
+    for part in by_kind(group) if is_sorting else [group]:
+        optimizer.add_param_group(part)
 
 
-HIDDEN = tuple(map(Hidden, (MuonMERIT, Muon, NorMuon, OrScale, SOAPMERIT, SOAP)))
+HIDDEN = tuple(
+    map(
+        Hidden,
+        (MuonMERIT, Muon, NorMuon, OrScale, SOAPMERIT, SOAP, SOAPMuon, MuonSphere, NorMuonSphere, Muown),
+    )
+)
 """The optimizers with another direction for hidden matrices."""
+NEED_A_START = HIDDEN[-3:]
+"""Those that hold the size of the start, and refuse weights of zeros."""
 OWN = (*FAMILY, Lion, SophiaG, *HIDDEN)
 """All optimizers of this package."""
 
@@ -149,7 +163,7 @@ def arguments(
 ) -> dict[str, Any]:
     """Arguments of an optimizer whose groups will have these rates and decays.
 
-    ``of_the_rest`` are those of the rest; by default, the same.
+    ``of_the_rest`` are those of vectors; by default, the same.
     """
 
     def picked(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -157,11 +171,14 @@ def arguments(
 
     if case.direction is None:
         return picked(options, "lr", "weight_decay", "betas")
-    of_the_rest = options if of_the_rest is None else of_the_rest
+    of_vectors = picked(options if of_the_rest is None else of_the_rest, "betas")
+    if of_the_rest is not None:
+        share = of_the_rest["lr"] / options["lr"] if options["lr"] else 1.0
+        of_vectors["rate_scale"] = share * of_the_rest.get("rate_scale", 1.0)
     return {
-        **picked(options, "lr", "weight_decay", "betas" if case.direction == "soap" else "momentum"),
-        "rest_lr": of_the_rest.get("lr"),
-        "rest": picked(of_the_rest, "betas"),
+        **picked(options, "lr", "betas" if case.direction == "soap" else "momentum"),
+        **picked(of_the_rest or options, "weight_decay"),  # spheres have none
+        "kinds": {"vector": of_vectors},
     }
 
 
@@ -230,7 +247,7 @@ def adam_update(
     exp_avg: Tensor, exp_avg_sq: Tensor, weight: Tensor, eps: float, weight_decay: float
 ) -> Tensor:
     """u with Adam's direction, from the moments."""
-    return algorithm.decayed(quotient(exp_avg, exp_avg_sq, eps), weight, weight_decay)
+    return quotient(exp_avg, exp_avg_sq, eps) + weight * weight_decay
 
 
 def rebuilt(case: Case, optimizer: Optimizer, **options: Any) -> Optimizer:

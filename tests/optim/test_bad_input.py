@@ -115,9 +115,10 @@ def test_an_option_out_of_range_is_refused(optimizer_class, options, message) ->
     ("options", "message"), [*FOR_ALL, *FOR_ENGINES, *FOR_CLIPPING, *FOR_ADAM, *FOR_MERIT], ids=name_of
 )
 def test_an_option_out_of_range_is_refused_in_a_group_too(optimizer_class, options, message) -> None:
-    matrix, vector, *_ = parameters()
+    matrix, other, *_ = parameters()
+    ratio = {"ratio": "merit"} if "element_wise" in options or "norm" in options else {}
     with pytest.raises(ValueError, match=re.escape(message)):
-        optimizer_class([{"params": [matrix]}, {"params": [vector], **options}])
+        optimizer_class([{"params": [matrix]}, {"params": [other], **ratio, **options}])
 
 
 @every_trust_ratio_class
@@ -276,6 +277,7 @@ def test_state_of_an_optimizer_with_other_state_is_refused(device, optimizer_cla
     # Muon has a momentum of the same name, but SGD's is a sum, not an average.
     missing = {"NorMuon": "'second_momentum_buffer', 'step'", "OrScale": "'first_ratio', 'step'"}
     missing |= dict.fromkeys(("Muon", "MuonMERIT"), "'step'")
+    missing |= dict.fromkeys(("MuonSphere", "NorMuonSphere"), "'radius'.*'step'") | {"Muown": "'step'"}
     missing_here = missing.get(optimizer_class.__name__, ".*'exp_avg'.*'step'")
     with pytest.raises(ValueError, match=rf"has \['momentum_buffer'\] but not .*{missing_here}"):
         optimizer.load_state_dict(stranger.state_dict())
@@ -309,18 +311,16 @@ def test_state_of_another_number_of_parameters_is_refused(device, optimizer_clas
     assert_unchanged(optimizer, before)
 
 
-@pytest.mark.parametrize("kinds", [["hidden"], ["hidden", "vector", "vector"], ["hidden", "vektor"]], ids=str)
-def test_kinds_that_do_not_fit_the_parameters_are_refused(kinds) -> None:
-    """A parameter without a kind would silently be left out, one of an unknown kind would use AdamW."""
-    matrix, vector, *_ = parameters()
-    with pytest.raises(ValueError, match="kind"):
-        MuonMERIT([{"params": [matrix, vector], "param_kinds": kinds}])
+def test_an_unknown_kind_is_refused() -> None:
+    """It would use AdamW."""
+    with pytest.raises(ValueError, match=r"kind is 'vektor'; it must be one of .* did you mean 'vector'\?"):
+        MuonMERIT([{"params": parameters(), "kind": "vektor"}])
 
 
 def test_parameters_with_kinds_may_have_every_form_that_torch_accepts() -> None:
     matrix, _, other, *_ = parameters()
-    one = {"params": matrix, "param_kinds": ["hidden"]}
-    several = {"params": (p for p in [other]), "param_kinds": ["hidden"]}
+    one = {"params": matrix, "kind": "hidden"}
+    several = {"params": (p for p in [other]), "kind": "hidden"}
     optimizer = MuonMERIT([one, several])
     assert list(map(id, params_of(optimizer))) == [id(matrix), id(other)]
 

@@ -49,8 +49,21 @@ def test_names_are_in_the_order_of_their_parameters() -> None:
             assert param is by_name[name]
 
 
-def test_parameters_with_equal_options_share_a_group() -> None:
-    assert sorted(len(group["params"]) for group in param_groups(Model())) == [2, 4]
+def test_a_group_has_parameters_of_one_kind_with_equal_options() -> None:
+    """Groups with equal options stand together, and the parameters of each keep the model's order."""
+    groups = param_groups(Model(), overrides={"norm.bias": {"rate_scale": 2.0}})
+    assert [(group["kind"], group["param_names"]) for group in groups] == [
+        ("vector", ["scale", "norm.weight", "conv.bias"]),
+        ("embedding", ["embedding.weight"]),
+        ("hidden", ["conv.weight"]),
+        ("vector", ["norm.bias"]),
+    ]
+
+
+def test_a_table_behind_a_leading_one_is_a_matrix() -> None:
+    model = nn.Module()
+    model.register_parameter("position_embedding", nn.Parameter(torch.randn(1, 6, 4)))
+    assert [(group["kind"], group["matrix_dims"]) for group in param_groups(model)] == [("embedding", 2)]
 
 
 def test_a_tied_weight_appears_once_and_matches_both_names() -> None:
@@ -110,7 +123,7 @@ def test_overrides_set_options_and_the_later_one_wins() -> None:
     [
         {"no_decay": ["embeding.*"]},
         {"overrides": {"embeding.*": {"lr": 1.0}}},
-        {"kinds": {"embeding.*": "hidden"}},
+        {"kind_of": {"embeding.*": "hidden"}},
     ],
 )
 def test_a_pattern_that_matches_nothing_is_an_error_with_the_nearest_name(patterns) -> None:
@@ -123,7 +136,7 @@ def test_patterns_are_case_sensitive() -> None:
         param_groups(Model(), no_decay=["Embedding.*"])
 
 
-@pytest.mark.parametrize("reserved", ["params", "param_names", "param_kinds"])
+@pytest.mark.parametrize("reserved", ["params", "param_names", "kind"])
 def test_an_override_of_the_parameters_themselves_is_refused(reserved) -> None:
     with pytest.raises(ValueError, match=rf"the override for 'conv\.\*' sets \['{reserved}'\]"):
         param_groups(Model(), overrides={"conv.*": {reserved: []}})
@@ -181,19 +194,12 @@ def test_parameters_without_a_shape_yet_are_refused() -> None:
 
 def kinds(groups: list[dict[str, object]]) -> dict[str, str]:
     """The kind of each parameter, by name."""
-    return {
-        name: kind
-        for group in groups
-        for name, kind in zip(group["param_names"], group["param_kinds"], strict=True)
-    }
+    return {name: group["kind"] for group in groups for name in group["param_names"]}
 
 
-def test_kinds_are_listed_with_the_names_and_change_nothing_else() -> None:
-    groups = param_groups(Model(), kinds={"conv.weight": "vector"})
-    assert [{k: v for k, v in group.items() if k not in ("params", "param_kinds")} for group in groups] == [
-        {"param_names": ["scale", "norm.weight", "norm.bias", "conv.bias"], "weight_decay": 0.0},
-        {"param_names": ["embedding.weight", "conv.weight"], "weight_decay": 0.1},
-    ]
+def test_kinds_are_said_and_change_nothing_else() -> None:
+    decays_before = decays(param_groups(Model()))
+    assert decays(param_groups(Model(), kind_of={"conv.weight": "vector"})) == decays_before
     assert kinds(param_groups(Model())) == {
         "scale": "vector",
         "embedding.weight": "embedding",
@@ -206,7 +212,7 @@ def test_kinds_are_listed_with_the_names_and_change_nothing_else() -> None:
 
 def test_kinds_are_corrected_by_pattern_and_the_later_one_wins() -> None:
     by_name = kinds(
-        param_groups(Model(), kinds={"*.weight": "head", "norm.*": "embedding", "head.*": "hidden"})
+        param_groups(Model(), kind_of={"*.weight": "head", "norm.*": "embedding", "head.*": "hidden"})
     )
     assert by_name["conv.weight"] == "head"
     assert by_name["norm.weight"] == by_name["norm.bias"] == "embedding"
@@ -218,9 +224,9 @@ def test_an_unknown_kind_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(
         ValueError, match=r"the kind for 'conv\.\*' is 'hiden'; it must be " + re.escape(allowed)
     ):
-        param_groups(Model(), kinds={"conv.*": "hiden"})
-    with pytest.raises(TypeError, match=r"kinds is 'hidden'; it must give the kind of a weight by pattern"):
-        param_groups(Model(), kinds="hidden")
+        param_groups(Model(), kind_of={"conv.*": "hiden"})
+    with pytest.raises(TypeError, match=r"kind_of is 'hidden'; it must give the kind of a weight by pattern"):
+        param_groups(Model(), kind_of="hidden")
 
 
 @pytest.mark.parametrize(("kind", "fewest"), [("hidden", 2), ("experts", 3)])
@@ -229,26 +235,16 @@ def test_a_vector_is_not_made_a_matrix(kind, fewest) -> None:
         rf"'norm\.\*' is '{kind}', but norm\.weight has shape \(4,\); .* with {fewest} or more dimensions"
     )
     with pytest.raises(ValueError, match=message):
-        param_groups(Model(), kinds={"norm.*": kind})
+        param_groups(Model(), kind_of={"norm.*": kind})
     with pytest.raises(ValueError, match=r"embedding\.weight has shape \(10, 4\)"):
-        param_groups(Model(), kinds={"embedding.weight": "experts"})
+        param_groups(Model(), kind_of={"embedding.weight": "experts"})
     # No error if a later pattern corrects it, or if the parameter is frozen.
-    param_groups(Model(), kinds={"norm.*": kind, "n*": "vector"})
-    param_groups(Model(), kinds={"frozen.*": kind})
+    param_groups(Model(), kind_of={"norm.*": kind, "n*": "vector"})
+    param_groups(Model(), kind_of={"frozen.*": kind})
 
 
 def test_a_convolutions_kernel_may_be_a_stack_of_matrices() -> None:
-    assert kinds(param_groups(Model(), kinds={"conv.weight": "experts"}))["conv.weight"] == "experts"
-
-
-def test_a_state_saved_without_kinds_is_loaded() -> None:
-    for optimizer_class in (MERIT, torch.optim.AdamW):
-        saved = optimizer_class(param_groups(Model())).state_dict()
-        for group in saved["param_groups"]:
-            group.pop("param_kinds", None)
-        optimizer = optimizer_class(param_groups(Model()))
-        optimizer.load_state_dict(saved)
-        assert "embedding.weight" in describe_groups(optimizer)
+    assert kinds(param_groups(Model(), kind_of={"conv.weight": "experts"}))["conv.weight"] == "experts"
 
 
 # --- the table -----------------------------------------------------------------------------------------
@@ -256,20 +252,24 @@ def test_a_state_saved_without_kinds_is_loaded() -> None:
 
 def test_the_table_of_an_optimizer() -> None:
     model = nn.Sequential(nn.Embedding(10, 4), *(nn.Linear(4, 4) for _ in range(3)), nn.Linear(4, 10))
+    for place, param in enumerate(model.parameters()):
+        nn.init.constant_(param, place)
     groups = param_groups(
-        model, weight_decay=0.5, overrides={"[123].weight": {"direction": "muon", "norm": "max"}}
+        model, weight_decay=0.5, overrides={"[123].weight": {"direction": "muon", "ratio": "merit"}}
     )
     for group in groups:
         group.setdefault("direction", "adam")
-        group.setdefault("norm", "none")
+        group.setdefault("ratio", "none")
+        group["hold"] = "decay"
+        group["rate_scale"] = 4.0 if group["kind"] == "head" else 1.0
     optimizer = torch.optim.AdamW(groups, lr=torch.tensor(0.25), foreach=False)
     assert describe_groups(optimizer).splitlines() == [
-        "name           shape       kind       update             lr    weight decay",
-        "0.weight       (10, 4)     embedding  adamw              0.25  0.5",
-        "4.weight       (10, 4)     head       adamw              0.25  0.5",
-        "{1..3}.weight  3 x (4, 4)  hidden     muon x max ratios  0.25  0.5",
-        "{1..3}.bias    3 x (4,)    vector     adamw              0.25  0",
-        "4.bias         (10,)       vector     adamw              0.25  0",
+        "name           shape       kind       update        rate  weight decay  norm",
+        "0.weight       (10, 4)     embedding  adamw         0.25  0.5           0",
+        "4.weight       (10, 4)     head       adamw         1     0.5           44.3",
+        "{1..3}.weight  3 x (4, 4)  hidden     muon x merit  0.25  0.5           4..20",
+        "{1..3}.bias    3 x (4,)    vector     adamw         0.25  0             4..12",
+        "4.bias         (10,)       vector     adamw         0.25  0             25.3",
         "",
         "kind       tensors  parameters",
         "hidden     3        48",
@@ -280,22 +280,25 @@ def test_the_table_of_an_optimizer() -> None:
 
 
 def test_the_table_of_groups_with_few_options() -> None:
-    weight, bias = nn.Parameter(torch.zeros(2000, 3)), nn.Parameter(torch.zeros(3))
+    weight, bias = nn.Parameter(torch.zeros(2000, 3, device="meta")), nn.Parameter(torch.zeros(3))
     assert describe_groups(
-        [{"params": [weight, bias]}, {"params": [bias], "param_kinds": ["vector"]}]
+        [
+            {"params": [weight, bias]},
+            {"params": [weight], "kind": "head", "rate_scale": 2.0, "split": (500, 1500), "matrix_dims": 2},
+        ]
     ).splitlines() == [
-        "name                    shape      kind    weight decay",
-        "parameter 0 of group 0  (2000, 3)  -       -",
-        "parameter 1 of group 0  (3,)       -       -",
-        "parameter 0 of group 1  (3,)       vector  -",
+        "name                    shape      kind  rate  split        matrix_dims  norm",
+        "parameter 0 of group 0  (2000, 3)  -     -     -            -            -",
+        "parameter 1 of group 0  (3,)       -     -     -            -            0",
+        "parameter 0 of group 1  (2000, 3)  head  2 lr  (500, 1500)  2            -",
         "",
-        "kind    tensors  parameters",
-        "vector  1        3",
-        "-       2        6,003",
+        "kind  tensors  parameters",
+        "head  1        6,000",
+        "-     2        6,003",
     ]
     assert "0.01" in describe_groups(torch.optim.AdamW([weight]))
     assert "0.01" in describe_groups(torch.optim.AdamW(nn.Linear(2, 2).named_parameters()))
-    assert describe_groups([]).splitlines()[0] == "name  shape  weight decay"
+    assert describe_groups([]).splitlines()[0] == "name  shape"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import pickle
 
 import pytest
 import torch
-from optimizer_cases import take_steps
 from torch import nn
 
 from merit_optim import (
@@ -71,39 +70,30 @@ def test_the_leading_one_of_a_table_is_not_a_side_of_its_matrix() -> None:
     assert optimizer.state[model.position_embedding]["column_basis"].shape == (1, 4, 4)
 
 
-def test_the_rest_has_a_fraction_of_the_learning_rate_or_rest_lr() -> None:
-    def rates(**options: float) -> set[float]:
-        return {group["lr"] for group in MuonMERIT(param_groups(Model()), **options).param_groups}
+def test_other_kinds_have_a_share_of_the_rate_by_default() -> None:
+    def scales(optimizer_class: type[MuonMERIT]) -> set[tuple[str, float]]:
+        groups = optimizer_class(param_groups(Model()), lr=0.1).param_groups
+        assert {group["lr"] for group in groups} == {0.1}
+        return {(group["direction"], group["rate_scale"]) for group in groups}
 
-    assert rates(lr=0.1) == {0.1, 0.1 * 0.4}
-    assert rates(lr=0.1, rest_lr=0.3) == {0.1, 0.3}
-    assert {group["lr"] for group in Muon(param_groups(Model()), lr=0.1).param_groups} == {0.1}
-
-
-@pytest.mark.parametrize(("option", "value"), [("rest_lr", 0.3), ("rest", {"lr": 0.3})])
-def test_options_of_the_rest_are_refused_in_a_group(option, value) -> None:
-    """There they would have no effect."""
-    groups = param_groups(Model(), overrides={"*": {option: value}})
-    with pytest.raises(ValueError, match=rf"has '{option}', .* MuonMERIT\(groups, {option}=\.\.\.\)"):
-        MuonMERIT(groups)
+    assert scales(MuonMERIT) == {("muon", 1.0), ("adam", 0.4)}
+    assert scales(SOAPMERIT) == {("soap", 1.0), ("adam", 0.4)}
+    assert scales(Muon) == {("muon", 1.0), ("adam", 1.0)}
 
 
-def test_a_scheduler_scales_both() -> None:
-    optimizer = MuonMERIT(param_groups(Model()), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    take_steps(optimizer, 1)
-    scheduler.step()
-    assert {group["lr"] for group in optimizer.param_groups} == {0.1 / 2, 0.1 * 0.4 / 2}
-
-
-def test_options_of_the_rest_and_of_a_group_win_over_its_defaults() -> None:
-    groups = param_groups(Model(), overrides={"embedding.*": {"betas": (0.5, 0.6)}})
-    merit = {"norm": "max", "element_wise": True, "weight_bound": True, "clip": 1.0}
-    optimizer = MuonMERIT(groups, rest={"eps": 1e-5, **merit})
-    by_name = {name: group for group in optimizer.param_groups for name in group["param_names"]}
-    assert (by_name["embedding.weight"]["betas"], by_name["embedding.weight"]["eps"]) == ((0.5, 0.6), 1e-5)
-    assert by_name["head.weight"]["betas"] == (0.9, 0.95)
-    assert {by_name["head.weight"][key] for key in ("norm",)} == {"max"}
+def test_a_kind_may_take_another_direction() -> None:
+    optimizer = Muon(
+        param_groups(Model()),
+        momentum=0.8,
+        kinds={"head": {"direction": "muon"}, "experts": {"direction": "adam", "betas": (0.5, 0.6)}},
+    )
+    by_kind = {group["kind"]: group for group in optimizer.param_groups}
+    assert (by_kind["head"]["direction"], by_kind["head"]["momentum"]) == ("muon", 0.8)
+    assert [by_kind["experts"][key] for key in ("direction", "betas", "ratio")] == [
+        "adam",
+        (0.5, 0.6),
+        "none",
+    ]
 
 
 def test_the_rest_is_updated_by_adamw() -> None:
@@ -144,7 +134,7 @@ def test_parameters_alone_are_refused_with_a_line_to_use_instead(optimizer_class
 def test_an_optimizer_without_hidden_matrices_is_refused() -> None:
     model = nn.ModuleDict({"embedding": nn.Embedding(11, 4), "norm": nn.LayerNorm(4)})
     with pytest.raises(
-        ValueError, match=r"was given no weight to use direction='muon' for.*kinds=.*'hidden'"
+        ValueError, match=r"was given no weight to use direction='muon' for.*kind_of=.*'hidden'"
     ):
         MuonMERIT(param_groups(model))
     MERIT(param_groups(model))
@@ -153,7 +143,7 @@ def test_an_optimizer_without_hidden_matrices_is_refused() -> None:
 
 
 def test_kinds_by_pattern_change_the_sorting() -> None:
-    groups = param_groups(Model(), kinds={"blocks.0.*weight": "vector"})
+    groups = param_groups(Model(), kind_of={"blocks.0.*weight": "vector"})
     optimizer = MuonMERIT(groups)
     muon = [name for g in optimizer.param_groups if g["direction"] == "muon" for name in g["param_names"]]
     assert not any(name.startswith("blocks.0.") for name in muon)
@@ -166,50 +156,20 @@ def test_a_group_added_later_is_sorted_too() -> None:
     optimizer.add_param_group(group)
     assert optimizer.param_groups[-1]["direction"] == "muon"
     optimizer.add_param_group({"params": [("added", nn.Parameter(torch.ones(4)))], "direction": "adam"})
-    assert optimizer.param_groups[-1]["norm"] == "none"
-
-
-def test_a_group_of_which_a_part_is_refused_is_not_added() -> None:
-    """The vectors of this one need the fused engine, which is not there."""
-    hidden = {"params": [("first", nn.Parameter(torch.ones(3, 4)))], "direction": "muon"}
-    optimizer = MuonMERIT([hidden], rest={"fused": True})
-    added = {"params": [("w", nn.Parameter(torch.ones(3, 4))), ("b", nn.Parameter(torch.ones(4)))]}
-    with pytest.raises((RuntimeError, ValueError), match="fused=True"):
-        optimizer.add_param_group({**added, "param_kinds": ["hidden", "vector"]})
-    assert len(optimizer.param_groups) == 1
-    assert optimizer._shapes == {(3, 4)}
+    assert optimizer.param_groups[-1]["ratio"] == "none"
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
 def test_a_copy_sorts_groups_as_the_original_does(copied) -> None:
-    optimizer = copied(MuonMERIT(param_groups(Model()), rest_lr=0.5))
-    optimizer.add_param_group({"params": [("added", nn.Parameter(torch.ones(4)))], "direction": "adam"})
-    assert (optimizer.param_groups[-1]["lr"], optimizer.param_groups[-1]["norm"]) == (0.5, "none")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rest_lr": -1.0}, "rest_lr is -1.0; it must be a finite number"),
-        ({"rest_lr": torch.ones(2)}, "rest_lr is a tensor of shape"),
-        ({"lr": "high"}, "lr is 'high'; it must be a finite number"),
-        ({"rest": {"beta": 0.9}}, "rest sets 'beta', which is not an option .* did you mean 'betas'"),
-        ({"rest": {"betas": 0.9}}, "betas is 0.9; it must be two numbers"),
-        ({"rest": {"norm": "l1"}}, "norm is 'l1'; it must be one of"),
-        ({"rest": {"lr": 0.5}, "rest_lr": 0.3}, "rest_lr is 0.3 and rest has lr 0.5; give one of them"),
-        ({"rest": {"weight_decay": 0.5}}, "rest has weight_decay=0.5, and a group has its own, 0.1"),
-    ],
-)
-def test_wrong_options_of_the_rest_are_refused(options, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        MuonMERIT(param_groups(Model()), **options)
-    with pytest.raises(TypeError, match="rest is 3; it must give options by name"):
-        MuonMERIT(param_groups(Model()), rest=3)
+    optimizer = copied(MuonMERIT(param_groups(Model()), kinds={"head": {"rate_scale": 5.0}}))
+    for kind, scale in (("head", 5.0), ("vector", 0.4)):
+        optimizer.add_param_group({"params": [(kind, nn.Parameter(torch.ones(4)))], "kind": kind})
+        assert [optimizer.param_groups[-1][key] for key in ("rate_scale", "ratio")] == [scale, "none"]
 
 
 def test_the_table_of_an_optimizer_shows_how_each_weight_is_updated() -> None:
     table = describe_groups(MuonMERIT(param_groups(Model())))
     rows = {line.split()[0]: line for line in table.splitlines() if line}
-    assert "muon x max ratios" in rows["blocks.{0..1}.in_proj_weight"]
+    assert "muon x merit" in rows["blocks.{0..1}.in_proj_weight"]
     assert "adamw" in rows["embedding.weight"]
-    assert "adam x max ratios" in describe_groups(MERIT(param_groups(Model())))
+    assert "adam x merit" in describe_groups(MERIT(param_groups(Model())))

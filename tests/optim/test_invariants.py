@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 from merit_optim import MERIT, MuonMERIT
 from merit_optim.optim import algorithm
-from merit_optim.optim.directions import direction_of
 from merit_optim.optim.engines.eager import limits
+from merit_optim.optim.family import Family
 from merit_optim.optim.matrices import View
-from merit_optim.optim.trust import TrustRatioOptimizer
+from merit_optim.optim.options import rate
+from merit_optim.optim.spec import Spec
 
 MUON = Hidden(MuonMERIT, neuron_beta=None, ratio_bounds=None)
 every_direction = pytest.mark.parametrize("optimizer", [MERIT, MUON], ids=name_of)
@@ -56,7 +57,7 @@ BARE = {"clip": None, "element_wise": True, "weight_bound": True, "norm": "max",
 MAX_NORM_OPTIONS = OPTIONS.map(lambda options: {**options, "norm": "max"})
 
 
-def built(optimizer: Any, params: Any, **options: Any) -> TrustRatioOptimizer:
+def built(optimizer: Any, params: Any, **options: Any) -> Family:
     """An optimizer, without options of another direction."""
     of_others = set.union(*OF_ONE_DIRECTION.values()) - OF_ONE_DIRECTION.get(optimizer, set())
     return optimizer(params, **{name: value for name, value in options.items() if name not in of_others})
@@ -64,7 +65,7 @@ def built(optimizer: Any, params: Any, **options: Any) -> TrustRatioOptimizer:
 
 def after_steps(
     weight: Tensor, grads: list[Tensor], optimizer: Any = MERIT, **options: Any
-) -> tuple[Tensor, TrustRatioOptimizer]:
+) -> tuple[Tensor, Family]:
     """The weight after a step with each gradient, and its optimizer."""
     param = nn.Parameter(weight.clone())
     stepped = built(optimizer, [param], **options)
@@ -266,7 +267,7 @@ def test_stacked_vectors_change_like_separate_ones(device, num, length, seed, op
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    "options", [{}, {"bias_correction": True}, {"norm": "none"}, {"matrix_dims": 1}], ids=str
+    "options", [{}, {"bias_correction": True}, {"ratio": "none"}, {"matrix_dims": 1}], ids=str
 )
 def test_small_weights_of_one_shape_change_like_separate_ones(device, dtype, options) -> None:
     """They are updated together; some have taken fewer steps, have another memory layout, or are zero."""
@@ -314,7 +315,7 @@ def in_pieces_of(num_elements: int) -> ExitStack:
     return stack
 
 
-def by_definition(weight: Tensor, grads: list[Tensor], optimizer: TrustRatioOptimizer) -> Tensor:
+def by_definition(weight: Tensor, grads: list[Tensor], optimizer: Family) -> Tensor:
     """The weight after steps of algorithm.py with an optimizer's options."""
     group = optimizer.param_groups[0]
     dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
@@ -326,11 +327,9 @@ def by_definition(weight: Tensor, grads: list[Tensor], optimizer: TrustRatioOpti
             result.weight,
             grad,
             result.state,
-            direction=direction_of(group),
-            rule=algorithm.Rule.of(group),
-            lr=group["lr"],
+            spec=Spec.of(group),
+            lr=rate(group),
             weight_decay=group["weight_decay"],
-            view=View.of(group),
             step=number,
         )
     return result.weight
@@ -371,7 +370,7 @@ def test_pieces_give_what_the_definition_gives(
         whole, _ = after_steps(weight, grads, optimizer, **options)
     expected = by_definition(weight, grads, stepped)
     group = stepped.param_groups[0]
-    if group["norm"] != "l2" and (device.type == "cpu" or not group.get("bias_correction")):
+    if Spec.of(group).ratio.measures != "l2" and (device.type == "cpu" or not group.get("bias_correction")):
         assert_same_bits(cut, whole)
         assert_same_bits(cut, expected)
     else:
@@ -389,7 +388,7 @@ def test_every_class_gives_what_the_definition_gives(device, optimizer, shape, m
         cut, stepped = after_steps(weight, grads, optimizer, lr=0.1, matrix_dims=matrix_dims)
     expected = by_definition(weight, grads, stepped)
     # The order of sums follows the memory, and the engine stores SOAP's bases in another order than LAPACK.
-    if stepped.param_groups[0]["norm"] == "l2" or is_soap(optimizer):
+    if Spec.of(stepped.param_groups[0]).ratio.measures == "l2" or is_soap(optimizer):
         torch.testing.assert_close(cut, expected, rtol=1e-5, atol=1e-5)
     else:
         assert_same_bits(cut, expected)

@@ -6,14 +6,12 @@ import pytest
 import torch
 from optimizer_cases import assert_same_bits, params_of, random_tensor, snapshot, take_steps
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from merit_optim import MERIT, SOAP, SOAPMERIT
 from merit_optim.optim import algorithm
-from merit_optim.optim.algorithm import Rule
-from merit_optim.optim.directions import Soap, direction_of
+from merit_optim.optim.axes.directions import Soap
 from merit_optim.optim.matrices import View, matrices_of
 from merit_optim.optim.refresh import Members, phases_of, spread
 from merit_optim.optim.spec import Spec
@@ -124,7 +122,7 @@ def flops(shape: Shape, improves: bool) -> int:
     """FLOPs of the products and QR of one step for one matrix, counted in the calls."""
     soap, matrices = Soap(), matrices_of(shape)
     grad = torch.empty(1, *shape, device="meta")
-    state = tuple(torch.empty(size or grad.shape, device="meta") for size in soap.shapes(matrices))
+    state = tuple(torch.empty(size or grad.shape, device="meta") for size in soap.shapes(matrices, View()))
     with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.linalg_qr: qr_flops}) as counter:
         soap.advance(grad, state, step=1 + (FREQUENCY if improves else 1))
     return counter.get_total_flops()
@@ -227,11 +225,9 @@ def test_the_definition_with_a_phase_is_what_the_optimizer_computes() -> None:
                 results[i].weight,
                 param.grad,
                 results[i].state,
-                direction=direction_of({**group, "refresh_phase": phase}),
-                rule=Rule.of(group),
+                spec=Spec.of({**group, "refresh_phase": phase}),
                 lr=group["lr"],
                 weight_decay=group["weight_decay"],
-                view=View.of(group),
                 step=step,
             )
     for param, result in zip(params, results, strict=True):
@@ -291,25 +287,6 @@ def test_it_resumes_in_the_middle_of_a_cycle(num_before) -> None:
     for each in (optimizer, resumed):
         take_steps(each, 6, first=num_before)
     assert_same_bits(snapshot(resumed), snapshot(optimizer))
-
-
-def test_the_phase_is_saved_only_if_it_is_set() -> None:
-    """So the keys of checkpoints, also of distributed ones, are the same as before phases existed."""
-    optimizer = built(SMALL)
-    take_steps(optimizer, 2)
-    assert all("refresh_phase" not in group for group in optimizer.state_dict()["param_groups"])
-    assert {len(state) for state in optimizer.state.values()} == {1 + len(Soap().keys)}
-    groups = built(SMALL, refresh_phase=3).state_dict()["param_groups"]
-    assert [group["refresh_phase"] for group in groups] == [3]
-
-
-def test_a_distributed_state_dict_has_no_phases() -> None:
-    model = nn.ModuleList(nn.Linear(3, 4, bias=False) for _ in range(3))
-    groups = [{"params": list(model.parameters()), "direction": "soap"}]
-    optimizer = SOAP(groups)
-    take_steps(optimizer, 2)
-    (group,) = get_optimizer_state_dict(model, optimizer)["param_groups"]
-    assert "refresh_phase" not in group
 
 
 def test_a_saved_phase_is_loaded_and_a_missing_one_means_turns() -> None:
@@ -379,7 +356,7 @@ def test_a_first_step_that_will_be_skipped_computes_finite_state(phase) -> None:
     """The device decides to skip it while the host continues with a count of 0."""
     shape = matrices_of((4, 3))
     soap = Soap(refresh_phase=phase)
-    state = tuple(torch.zeros(size or shape.shape) for size in soap.shapes(shape))
+    state = tuple(torch.zeros(size or shape.shape) for size in soap.shapes(shape, View()))
     d, new = soap.advance(random_tensor(shape.shape, 1), state, torch.tensor(0.0))
     assert d is None
     assert all(not x.is_complex() and x.isfinite().all() for x in new)

@@ -16,8 +16,12 @@ from merit_optim import (
     MaxLAMB,
     Muon,
     MuonMERIT,
+    MuonSphere,
+    Muown,
     NorMuon,
+    NorMuonSphere,
     OrScale,
+    SOAPMuon,
     SophiaG,
     create,
     optimizer_class,
@@ -47,6 +51,10 @@ NOT_IN_THE_PAPER = {
     "soap": SOAP,
     "muon-merit": MuonMERIT,
     "soap-merit": SOAPMERIT,
+    "muon-sphere": MuonSphere,
+    "normuon-sphere": NorMuonSphere,
+    "muown": Muown,
+    "soap-muon": SOAPMuon,
 }
 BETAS = {"lion": (0.95, 0.98), "sophiag": (0.92, 0.99)}
 
@@ -113,7 +121,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
 
 def test_a_class_by_its_name() -> None:
     names = {cls.__name__: cls for cls in {**CLASSES, **NOT_IN_THE_PAPER}.values()}
-    others = ("AdamW", "Lion", "SophiaG")  # no ratios
+    others = ("AdamW", "SophiaG")  # not of the family
     for name, cls in names.items():
         if name not in others:
             assert optimizer_class(name) is cls

@@ -7,7 +7,7 @@ from torch import nn
 from merit_optim import MERIT, param_groups
 
 
-@pytest.mark.parametrize("options", [{}, {"norm": "none"}, {"element_wise": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"ratio": "none"}, {"element_wise": False}], ids=str)
 def test_two_parameters_of_one_memory_are_both_updated(options) -> None:
     """As in torch. Small weights are copied into stacks, and of two copies one would be lost."""
     results = []

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -23,12 +24,13 @@ from torch import Tensor, nn
 
 from merit_optim import LAMB, MERIT, SOAP, MuonMERIT, UpdateStatistics
 from merit_optim.optim import algorithm
-from merit_optim.optim.algorithm import Rule
-from merit_optim.optim.directions import direction_of
+from merit_optim.optim.axes.ratios import Merit, Sizes
+from merit_optim.optim.axes.ratios.ratio import sizes
 from merit_optim.optim.engines.eager import cpu, foreach, limits
-from merit_optim.optim.matrices import View
+from merit_optim.optim.family import Family
+from merit_optim.optim.options import rate
+from merit_optim.optim.spec import Spec
 from merit_optim.optim.statistics import measure
-from merit_optim.optim.trust import TrustRatioOptimizer
 
 
 @contextmanager
@@ -51,37 +53,38 @@ class Before(NamedTuple):
     state: dict[str, Tensor]
 
 
-def expected_statistics(
-    optimizer: TrustRatioOptimizer, before: Before
-) -> dict[str, float | tuple[float, float]]:
+def expected_statistics(optimizer: Family, before: Before) -> dict[str, float | tuple[float, float]]:
     """From algorithm.py and the directions, for the step just taken."""
     group = next(group for group in optimizer.param_groups if any(p is before.param for p in group["params"]))
-    rule, view, direction = Rule.of(group), View.of(group), direction_of(group)
+    spec = Spec.of(group)
+    ratio, view, direction = spec.ratio, spec.view, spec.direction
     is_vector = view.matrices(before.weight.shape).is_vector
     tensors = (before.weight, before.param.grad, *before.state.values())
     weight, grad, *state = (view.seen(x, before.weight.shape) for x in tensors)
-    of_direction, of_rule = state[: len(direction.keys)], state[len(direction.keys) :]
+    of_direction, of_ratio, _ = spec.divided(state)
     d, _ = direction.advance(grad, tuple(of_direction), optimizer.state[before.param]["step"].item())
-    update = algorithm.decayed(d, weight, group["weight_decay"])
-    sizes = [algorithm.sizes(x, rule, is_vector=is_vector) for x in (weight, update)]
-    scale = algorithm.element_ratio(*sizes, rule).expand_as(weight)
-    if rule.calibrated:
-        relative, _ = algorithm.relative_to_first(*sizes, *of_rule)
-        scale = algorithm.bounded(relative, rule).expand_as(weight)
-    without_bound = algorithm.element_ratio(*sizes, rule._replace(weight_bound=False)).expand_as(weight)
+    update = spec.hold.inside(d, weight, group["weight_decay"])
+    of_both = (sizes(x, ratio, is_vector=is_vector) for x in (weight, update))
+    ratios, undefined = algorithm.ratios_of(*of_both)
+    ratios, _ = ratio.remember(ratios, undefined, of_ratio)
+    scale = ratio.scale(ratios, undefined).expand_as(weight)
+    unbound = replace(ratio, weight_bound=False) if isinstance(ratio, Merit) else ratio
+    without_bound = unbound.scale(ratios, undefined).expand_as(weight)
     scaled = scale * update
-    taken = scaled if rule.clip is None else scaled.clamp(-rule.clip, rule.clip)
+    taken = ratio.clipped(scaled)
     return {
-        "clipped": 0.0 if rule.clip is None else (scaled.abs() > rule.clip).double().mean().item(),
-        "bounded": (scale > without_bound).double().mean().item() if rule.has_rows and not is_vector else 0.0,
+        "clipped": 0.0 if ratio.clip is None else (scaled.abs() > ratio.clip).double().mean().item(),
+        "bounded": (scale > without_bound).double().mean().item()
+        if ratio.has_rows and not is_vector
+        else 0.0,
         "ratio_range": (scale.min().item(), scale.max().item()),
-        "relative_change": (group["lr"] * taken.norm() / weight.norm()).item(),
+        "relative_change": (rate(group) * taken.norm() / weight.norm()).item(),
     }
 
 
 def recorded_step(
     device: torch.device, optimizer_class: Any = MERIT, **options: object
-) -> tuple[TrustRatioOptimizer, dict[str, UpdateStatistics], dict[str, Before]]:
+) -> tuple[Family, dict[str, UpdateStatistics], dict[str, Before]]:
     """One recorded step, with the parameters and state before it."""
     named = {
         name: nn.Parameter(random_tensor(shape, i, scale=3.0, device=device))
@@ -311,7 +314,8 @@ def test_statistics_are_in_the_order_of_the_parameters(device) -> None:
 
 def test_an_element_at_the_clip_is_not_clipped() -> None:
     scaled = torch.tensor([1.0, -1.0, 0.5, -1.5])
-    statistics = measure(torch.ones(4), scaled, torch.ones(1), None, clip=1.0, lr=0.1)
+    sizes = Sizes(None, None, torch.ones(1))
+    statistics = measure(torch.ones(4), scaled, torch.ones(1), sizes, Merit(clip=1.0), scaled)
     assert statistics.clipped == 0.25
 
 

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.optim import Optimizer
 
-from merit_optim import MERIT, OPTIMIZERS, SOAP, Muon, MuonMERIT, NorMuon, create, param_groups
+from merit_optim import MERIT, OPTIMIZERS, Muon, MuonMERIT, NorMuon, create, param_groups
 from merit_optim.optim import algorithm
-from merit_optim.optim.directions import direction_of
 from merit_optim.optim.kinds import transposed_in
-from merit_optim.optim.matrices import View
+from merit_optim.optim.spec import Spec
 
 WIDTH, NUM_EXPERTS = 6, 2
 
@@ -105,7 +104,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "muon": [*SCALES, {"nesterov": False, "ns_coefficients": "polar-express", "ns_steps": 3}],
     "normuon": [*SCALES, {"neuron_beta": 0.5}],
     "orscale": [*SCALES, {"calibrated": False}],
-    "muon-merit": [{}, {"norm": "l2"}, {"element_wise": False}, {"norm": "none"}],
+    "muon-merit": [{}, {"norm": "l2"}, {"element_wise": False}, {"ratio": "none"}],
     "soap": [ROTATED],
     "soap-merit": [ROTATED],
 }
@@ -155,11 +154,9 @@ def test_the_eager_engine_has_the_bits_of_the_definition(device, options) -> Non
             weight,
             param.grad,
             state,
-            direction=direction_of(group),
-            rule=algorithm.Rule.of(group),
+            spec=Spec.of(group),
             lr=group["lr"],
             weight_decay=group["weight_decay"],
-            view=View.of(group),
         )
     assert_same_bits([param, *list(optimizer.state[param].values())[1:]], [weight, *state])
 
@@ -191,10 +188,8 @@ def test_layers_of_hugging_face() -> None:
     gpt2 = transformers.GPT2LMHeadModel(config)
     layers = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     assert marked(gpt2) == {f"transformer.h.0.{layer}.weight" for layer in layers}
-    hidden, *rest = NorMuon(param_groups(gpt2)).param_groups
-    assert hidden["transposed"]
+    (hidden,) = [group for group in NorMuon(param_groups(gpt2)).param_groups if group.get("transposed")]
     assert {param.shape for param in hidden["params"]} == {(16, 48), (16, 16), (16, 64), (64, 16)}
-    assert not any("transposed" in group for group in rest)
 
     small = {"hidden_size": 16, "intermediate_size": 24, "head_dim": 8, "num_attention_heads": 2}
     config = transformers.GptOssConfig(
@@ -241,26 +236,23 @@ def test_a_conv1d_that_torch_has_wrapped() -> None:
 
 
 def test_other_models_have_no_marks() -> None:
-    (group,) = {len(group) for group in param_groups(Model(is_transposed=False))}
-    assert group == 4  # parameters, names, kinds and weight decay
+    assert not any("transposed" in group for group in param_groups(Model(is_transposed=False)))
     assert not marked(nn.Sequential(nn.Linear(3, 4), nn.Conv1d(4, 4, 3), nn.Embedding(3, 4)))
 
 
 # --- groups -----------------------------------------------------------------------------------------------
 
 
-def test_groups_are_divided_only_where_it_matters() -> None:
-    """So that the checkpoints of other optimizers have as many groups as before."""
-    model = Model(is_transposed=True)
-    groups = param_groups(model)
-    assert [group.get("param_transposed") for group in groups] == [[False, *[True] * 5], None]
-    for optimizer_class in (MERIT, SOAP):
-        assert not any("transposed" in group for group in optimizer_class(groups).param_groups)
-    assert [len(group["params"]) for group in MERIT(groups).param_groups] == [6, 4]
+def test_weights_of_each_orientation_have_their_groups() -> None:
     overrides = {name: {"split": 3} for name in ("embedding.weight", "qkv.weight")}
-    table, qkv, *_ = MERIT(param_groups(model, overrides=overrides)).param_groups
-    assert (table["param_names"], "transposed" in table) == (["embedding.weight"], False)
-    assert (qkv["param_names"], qkv["transposed"]) == (["qkv.weight"], True)
+    groups = MERIT(param_groups(Model(is_transposed=True), overrides=overrides)).param_groups
+    assert [(group["param_names"][0], group.get("transposed", False)) for group in groups] == [
+        ("embedding.weight", False),
+        ("qkv.weight", True),
+        ("qkv.bias", False),
+        ("proj.weight", True),
+        ("experts.gate_up_proj", True),
+    ]
 
 
 def test_an_override_decides() -> None:
@@ -287,21 +279,6 @@ def test_a_layer_in_both_orientations() -> None:
     assert [tuple(state.shape) for state in states] == [(1, 4, 1), (1, 1, 4)]
 
 
-def test_a_state_dict_saved_before_goes_on_as_it_was() -> None:
-    """It says nothing of orientations: its rows were outputs, and its state has their shape."""
-    model = Model(is_transposed=True)
-    before = NorMuon(param_groups(model, overrides={"*": {"transposed": False}}))
-    train(before, model, 2)
-    saved = before.state_dict()
-    for group in saved["param_groups"]:
-        del group["transposed"]
-    optimizer = NorMuon(param_groups(model))
-    optimizer.load_state_dict(saved)
-    weights = train(optimizer, model, 1)
-    assert not any("transposed" in group for group in optimizer.param_groups)
-    assert all(weight.isfinite().all() for weight in weights.values())
-
-
 @pytest.mark.parametrize(
     ("group", "shape", "message"),
     [
@@ -309,7 +286,6 @@ def test_a_state_dict_saved_before_goes_on_as_it_was() -> None:
         ({"transposed": True}, (6, 4, 3), "has 3 dimensions: use matrix_dims=2"),
         ({"transposed": True, "split": 2, "split_dim": 0}, (6, 4), "each column, and split_dim=0 cuts"),
         ({"transposed": True, "split": 3}, (6, 4), "does not divide its 4 columns"),
-        ({"param_transposed": [True, False]}, (6, 4), "param_transposed .* 2 entries for 1 parameters"),
     ],
 )
 def test_refusals(group, shape, message) -> None:

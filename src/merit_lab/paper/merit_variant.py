@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from merit_optim.optim import algorithm
-from merit_optim.optim.algorithm import Rule, Sizes
-from merit_optim.optim.directions.adam import moments, quotient
+from merit_optim.optim.axes.directions.adam import moments, quotient
+from merit_optim.optim.axes.holds import Decay
+from merit_optim.optim.axes.ratios import Merit, Sizes
+from merit_optim.optim.axes.ratios.ratio import sizes
 from merit_optim.optim.matrices import matrices_of
 
 
@@ -56,22 +58,22 @@ class MERITVariant(Optimizer):
         return loss
 
     def _update(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        state, rule, seen = self.state[weight], Rule(), matrices_of(weight.shape)
+        state, ratio, seen = self.state[weight], Merit(), matrices_of(weight.shape)
         if group["rows"] is not None and not seen.is_vector:
             seen = seen._replace(num=seen.num * seen.rows // group["rows"], rows=group["rows"])
         if not state:
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
         averages = moments(state["exp_avg"], state["exp_avg_sq"], grad, *group["betas"])
         state["exp_avg"], state["exp_avg_sq"] = averages
-        update = algorithm.decayed(quotient(*averages, group["eps"]), weight, group["weight_decay"])
+        update = Decay().inside(quotient(*averages, group["eps"]), weight, group["weight_decay"])
         weight_NRC, update_NRC = weight.view(seen.shape), update.view(seen.shape)
         weight_sizes, update_sizes = (
-            algorithm.sizes(x_NRC, rule, is_vector=seen.is_vector) for x_NRC in (weight_NRC, update_NRC)
+            sizes(x_NRC, ratio, is_vector=seen.is_vector) for x_NRC in (weight_NRC, update_NRC)
         )
         if group["smoothing"]:
             update_sizes = _smoothed(update_sizes, state, group["smoothing"])
-        scale = algorithm.element_ratio(weight_sizes, update_sizes, rule)
-        weight_NRC.copy_(algorithm.apply(weight_NRC, update_NRC, scale, group["lr"], rule.clip))
+        scale = ratio.scale(*algorithm.ratios_of(weight_sizes, update_sizes))
+        weight_NRC.sub_(ratio.clipped(update_NRC * scale) * group["lr"])
 
 
 def _smoothed(now: Sizes, state: dict[str, Any], decay: float) -> Sizes:

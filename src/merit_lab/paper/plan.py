@@ -131,6 +131,7 @@ class Planned(NamedTuple):
     def folder(self) -> str:
         """The name of its directory: what its optimizer and model are, and a hash of all settings."""
         model, optimizer = self.config.model, self.config.optimizer
+        assert isinstance(model, ModelConfig), "scales have the lab's own models"
         return (
             f"{model.family}-{model.layers}x{model.width}-{short_name(optimizer.name)}-lr{optimizer.lr:g}-"
             f"batch{self.config.batch}-seed{self.config.seed}-{self.identity[:8]}"

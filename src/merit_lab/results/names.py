@@ -21,6 +21,10 @@ DISPLAY_NAMES = {
     "muon": "Muon",
     "normuon": "NorMuon",
     "muon-merit": "MuonMERIT",
+    "muon-sphere": "MuonSphere",
+    "normuon-sphere": "NorMuonSphere",
+    "muown": "Muown",
+    "soap-muon": "SOAPMuon",
 }
 
 LONGEST = 100  # characters of a name on a page

@@ -104,7 +104,7 @@ class Space:
         """The options of its class that stay at their defaults."""
         known = {axis.name for axis in self.axes} | self.base.optimizer.options_by_name().keys()
         known |= {"betas"} if "beta1" in known else set()
-        known |= {"rest_lr"} if "rest_share" in known else set()
+        known |= {"kinds"} if "rest_share" in known else set()
         return tuple(name for name in option_names(class_of(self.contestant.name)) if name not in known)
 
     def settings(self, values: Mapping[str, float]) -> dict[str, object]:
@@ -238,10 +238,13 @@ def _betas(optimizer: OptimizerConfig) -> tuple[float, ...] | None:
 
 def _rest_share(optimizer: str) -> float | None:
     """The default rate of the rest as a share, for an optimizer that handles all kinds of weights itself."""
-    from merit_optim.optim.hidden import HiddenMatrixOptimizer
+    from merit_optim.optim.family import Family
 
     kind = class_of(optimizer)
-    return kind.REST_SHARE if isinstance(kind, type) and issubclass(kind, HiddenMatrixOptimizer) else None
+    if not (isinstance(kind, type) and issubclass(kind, Family)) or kind.COMPOSITION.kinds is None:
+        return None
+    share: float = kind.COMPOSITION.adamw.get("rate_scale", 1.0)
+    return share
 
 
 @cache

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from merit_lab.models import Model, build
+from merit_lab.train.by_kind import merged, of_kinds, with_kinds, with_whole_rates
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.optimizer_options import check_known, class_of, fitted_options, is_external, takes
 from merit_lab.train.parallel import Ranks
 from merit_lab.train.steps import AnyOptimizer, OptimizerPair, parts_of, weights_of
 from merit_optim.optim.base import SafeOptimizer
-from merit_optim.optim.groups import param_groups, picked
+from merit_optim.optim.family import Family
+from merit_optim.optim.groups import param_groups
 from merit_optim.optim.kinds import KINDS, Kind
-from merit_optim.optim.options import LATER
 from merit_optim.optim.registry import create
 from merit_optim.optim.sophia import SophiaG, sampled_label_loss
 from merit_optim.optim.statistics import UpdateStatistics
-from merit_optim.optim.trust import TrustRatioOptimizer
 
 # Several float32 copies of their logits are in memory at once: 1.6 GB each for GPT-2's vocabulary.
 _CURVATURE_TOKENS = 8192
@@ -45,7 +45,8 @@ def create_optimizer(config: TrainConfig, model: Model) -> AnyOptimizer:
     fixed: dict[str, Any] = {} if chosen.betas is None else {"betas": chosen.betas}
     for part in chosen.without:
         fixed |= _LEFT_OUT[part]
-    first = _Part(chosen.name, chosen.lr, fixed, chosen.options_by_name(), "optimizer.options")
+    user = with_kinds(chosen.name, chosen.lr, chosen.options_by_name())
+    first = _Part(chosen.name, chosen.lr, fixed, user, "optimizer.options")
     if chosen.rest is None:
         return first.create(config, model, KINDS)
     rest = _Part(chosen.rest, chosen.rest_lr, {}, chosen.rest_options_by_name(), "optimizer.rest_options")
@@ -68,8 +69,7 @@ class _Part:
     def create(self, config: TrainConfig, model: Model, kinds: Collection[Kind]) -> Optimizer:
         """Return the optimizer for the weights of these kinds."""
         cls, chosen = class_of(self.name), config.optimizer
-        # Those of this package check values and gradients themselves.
-        is_ours = isinstance(cls, type) and issubclass(cls, SafeOptimizer)
+        is_ours = _is_ours(cls)  # those check values and gradients themselves
         check_known(cls, self.user, self.field)
         user = self.user if is_ours else fitted_options(cls, self.user, self.field)
         options = {"lr": self.lr, **self.fixed, **user}
@@ -84,6 +84,7 @@ class _Part:
         # Without weight decay all weights form one group, which some optimizers require.
         decay = chosen.weight_decay if takes(cls, "weight_decay") else 0.0
         overrides = chosen.overrides_by_pattern()
+        overrides = with_whole_rates(overrides) if is_ours else overrides
         groups = of_kinds(param_groups(model, decay, overrides=overrides), kinds)
         optimizer = self._construct(cls, groups, options)
         if not is_ours:
@@ -99,7 +100,7 @@ class _Part:
         """Construct the optimizer; explain errors."""
         make = cls if is_external(self.name) else partial(create, self.name)
         try:
-            optimizer = make(groups, **options)
+            optimizer = make(groups if _is_ours(cls) else merged(groups), **options)
         except Exception as error:  # an external class may raise anything
             if "use_muon" in str(error) and not any("use_muon" in group for group in groups):
                 return self._construct(cls, _sorted_for_muon(groups), options)
@@ -122,7 +123,7 @@ class _Part:
     ) -> None:
         """Raise ValueError on an override that the optimizer does not have, or whose value it refuses."""
         is_ours = isinstance(optimizer, SafeOptimizer)
-        known = {*optimizer.defaults, *(LATER if isinstance(optimizer, TrustRatioOptimizer) else ())}
+        known = optimizer.defaults.keys()
         if unknown := sorted(used.keys() - known):
             raise ValueError(
                 f"optimizer.overrides sets {unknown[0]}, which {self.name} does not have; it has "
@@ -137,17 +138,15 @@ class _Part:
             ) from error
 
 
+def _is_ours(cls: Callable[..., Optimizer]) -> bool:
+    return isinstance(cls, type) and issubclass(cls, SafeOptimizer)
+
+
 def _sorted_for_muon(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return groups with ``use_muon``, for implementations of Muon with a built-in AdamW for the rest."""
     hidden = [{**group, "use_muon": True} for group in of_kinds(groups, ["hidden"])]
     others = [{**group, "use_muon": False} for group in of_kinds(groups, _NOT_HIDDEN)]
     return [*hidden, *others]
-
-
-def of_kinds(groups: list[dict[str, Any]], kinds: Collection[Kind]) -> list[dict[str, Any]]:
-    """Return the parameter groups with only the weights of these kinds, without empty groups."""
-    members = [[i for i, kind in enumerate(group["param_kinds"]) if kind in kinds] for group in groups]
-    return [picked(group, numbers) for group, numbers in zip(groups, members, strict=True) if numbers]
 
 
 def options_in_use(config: TrainConfig) -> list[dict[str, Any]]:
@@ -176,7 +175,7 @@ def update_recorded(optimizer: AnyOptimizer, wanted: bool) -> Iterator[list[dict
         yield [
             recordings.enter_context(part.recording())
             for part in parts_of(optimizer)
-            if wanted and isinstance(part, TrustRatioOptimizer)
+            if wanted and isinstance(part, Family)
         ]
 
 

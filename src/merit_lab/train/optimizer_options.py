@@ -215,6 +215,8 @@ def option_names(cls: Callable[..., Any]) -> list[str]:
 
 def _unpacked(cls: Callable[..., Any]) -> list[str]:
     """Return the arguments that a class declares as ``**options: Unpack[...]``."""
+    if not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(cls).parameters.values()):
+        return []  # the signature names them
     unpacked = [hint for hint in _hints(cls).values() if get_origin(hint) is Unpack]
     return [name for hint in unpacked for name in get_args(hint)[0].__annotations__]
 

@@ -17,13 +17,12 @@ from torch.optim import Optimizer
 
 from merit_lab.train.steps import weights_of
 from merit_optim.optim.base import SafeOptimizer
-from merit_optim.optim.kinds import MARKS
 
 Tensors = dict[str, Tensor]
 
 _PLAIN = (type(None), bool, int, float, str)
 # Entries of a parameter group that are not options, and the learning rate, which follows from the step.
-_NOT_SAVED = frozenset({"params", "param_names", *MARKS, "lr"})
+_NOT_SAVED = frozenset({"params", "param_names", "kind", "lr"})
 
 
 class _CannotPack(ValueError):

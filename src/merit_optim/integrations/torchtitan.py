@@ -12,23 +12,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 from torchtitan.config import derive, override
 from torchtitan.tools.logging import logger
 
-from merit_optim.optim import describe_groups
-from merit_optim.optim.hidden import ADAMW, HiddenMatrixOptimizer
-from merit_optim.optim.kinds import MARKS, kinds_of, transposed_in
-from merit_optim.optim.options import ENGINE_DEFAULTS, LATER
+from merit_optim.optim import describe_groups, kind_options
+from merit_optim.optim.composition import ADAMW
+from merit_optim.optim.family import Family
+from merit_optim.optim.groups import divided, options_of_kind
+from merit_optim.optim.kinds import kinds_of, transposed_in
+from merit_optim.optim.options import ENGINE_DEFAULTS
 from merit_optim.optim.registry import FAMILY, unknown
 from merit_optim.optim.saved_state import with_dtype
-from merit_optim.optim.trust import TrustRatioOptimizer
 from merit_optim.spelling import did_you_mean
 
+_OF_WEIGHTS = ("params", "param_names", "kind", "transposed", "matrix_dims")
 # Optimizers with one direction for hidden matrices and another for the rest.
-_SORTING = {name: cls for name, cls in FAMILY.items() if issubclass(cls, HiddenMatrixOptimizer)}
+_SORTING = {name: cls for name, cls in FAMILY.items() if cls.COMPOSITION.kinds is not None}
 
 
 class MeritOptimizersContainer(OptimizersContainer):
@@ -49,8 +51,8 @@ class MeritOptimizersContainer(OptimizersContainer):
             ]
         )
 
-    For Muon's and SOAP's directions weights are sorted by their kind in their model part, and
-    ``optimizer_kwargs`` are arguments of the class, including ``rest_lr`` and ``rest``. A group that sets
+    For Muon's and SOAP's directions, and if ``optimizer_kwargs`` has ``kinds``, weights are sorted by their
+    kind in their model part, and ``optimizer_kwargs`` are arguments of the class. A group that sets
     ``direction`` is not sorted: its options apply to all its weights.
 
     ``implementation`` chooses the engine: "fused" and "foreach" are those of ``MERIT(fused=True)`` and
@@ -70,10 +72,11 @@ class MeritOptimizersContainer(OptimizersContainer):
                 '\'fused\', with "state_dtype": "bfloat16" in optimizer_kwargs'
             )
         super().__init__(config, model_parts=model_parts)
-        for name in sorted({group.optimizer_name for group in config.param_groups if _is_sorted(group)}):
+        sorted_names = {group.optimizer_name for group in config.param_groups if _is_sorted(group)}
+        for name in sorted(sorted_names & _SORTING.keys()):
             self._check_some_hidden(_SORTING[name])
 
-    def _check_some_hidden(self, kind: type[HiddenMatrixOptimizer]) -> None:
+    def _check_some_hidden(self, kind: type[Family]) -> None:
         """Raise ValueError if an optimizer has no hidden matrix, although the model parts have some."""
         optimizers = [optimizer for optimizer in self.optimizers if type(optimizer) is kind]
         direction = optimizers[0].defaults["direction"]
@@ -85,7 +88,7 @@ class MeritOptimizersContainer(OptimizersContainer):
             name
             for part in self.model_parts
             for name, param in part.named_parameters()
-            if param.requires_grad and kinds[param] in kind.DIRECTED_KINDS
+            if param.requires_grad and kinds[param] in (kind.COMPOSITION.kinds or ())
         ]
         if hidden:
             raise ValueError(
@@ -115,19 +118,23 @@ class MeritOptimizersContainer(OptimizersContainer):
         model: nn.Module, param_group_configs: list[ParamGroupConfig], impl_kwargs: dict[str, Any]
     ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[str]]]:
         groups, patterns = OptimizersContainer._build_param_groups(model, param_group_configs, impl_kwargs)
-        engine = {"fused": None, "foreach": None} if impl_kwargs["fused"] else impl_kwargs
-        for name in groups.keys() & _SORTING.keys():
-            kinds, transposed = kinds_of(model), transposed_in(model)
+        for name in groups.keys() & FAMILY.keys():
+            is_mixed = name in _SORTING and impl_kwargs["fused"]
+            engine = {"fused": None, "foreach": None} if is_mixed else impl_kwargs
+            transposed = transposed_in(model)
+            found: dict[Tensor, dict[str, Any]] = {
+                param: options_of_kind(kind, param, is_transposed=param in transposed)
+                for param, kind in kinds_of(model).items()
+            }
             configs = [config for config in param_group_configs if config.optimizer_name == name]
-            for config, group in zip(configs, groups[name], strict=True):
+            whole, groups[name] = groups[name], []
+            for config, group in zip(configs, whole, strict=True):
                 group |= {**engine, **config.optimizer_kwargs}
-                if _is_sorted(config):
-                    group["param_kinds"] = [kinds[param] for param in group["params"]]
-                    group["param_transposed"] = [param in transposed for param in group["params"]]
+                groups[name] += divided(group, found) if _is_sorted(config) else [group]
         return groups, patterns
 
     def _log_optimizer(self, optimizer: Optimizer, part_idx: int, patterns: list[str]) -> None:
-        if not isinstance(optimizer, HiddenMatrixOptimizer):
+        if type(optimizer) not in _SORTING.values():
             super()._log_optimizer(optimizer, part_idx, patterns)
             return
         # There are more groups than patterns.
@@ -139,12 +146,11 @@ class MeritOptimizersContainer(OptimizersContainer):
 
 def _is_sorted(config: ParamGroupConfig) -> bool:
     """Whether the weights of a group are sorted by kind."""
-    return config.optimizer_name in _SORTING and "direction" not in config.optimizer_kwargs
+    options = config.optimizer_kwargs
+    return (config.optimizer_name in _SORTING or "kinds" in options) and "direction" not in options
 
 
-def _build(
-    kind: type[TrustRatioOptimizer], groups: list[dict[str, Any]], **options: Any
-) -> TrustRatioOptimizer:
+def _build(kind: type[Family], groups: list[dict[str, Any]], **options: Any) -> Family:
     try:
         # Dtypes by name: torchtitan reads and writes options as JSON.
         optimizer, *others = [_of_group(kind, with_dtype(group), with_dtype(options)) for group in groups]
@@ -152,13 +158,11 @@ def _build(
         if str(error).startswith("fused=True"):
             error.add_note("In torchtitan: implementation='foreach', or \"fused\": None in optimizer_kwargs.")
         raise
-    # Options that a group does not set have the defaults of LATER, not the values of the first group.
-    defaults = {option: LATER[option] for option in LATER.keys() & optimizer.defaults.keys()}
     for other in others:
         for group in other.param_groups:
-            optimizer.add_param_group({**defaults, **group})
+            optimizer.add_param_group(group)
     for group in optimizer.param_groups:
-        _check_names(kind.__name__, group, {**LATER, **ADAMW, **optimizer.defaults})
+        _check_names(kind.__name__, group, {**ADAMW, **optimizer.defaults})
         if group["max_grad_norm"] is not None:
             raise ValueError(
                 f"max_grad_norm is {group['max_grad_norm']!r}, but torchtitan clips gradients before the "
@@ -168,26 +172,27 @@ def _build(
     return optimizer
 
 
-def _of_group(
-    kind: type[TrustRatioOptimizer], group: dict[str, Any], options: dict[str, Any]
-) -> TrustRatioOptimizer:
+def _of_group(kind: type[Family], group: dict[str, Any], options: dict[str, Any]) -> Family:
     """Return an optimizer for one group. With sorted weights, its options are arguments of the class."""
-    if "param_kinds" not in group:
+    if "kind" not in group:
         return kind([group], **options)
-    assert issubclass(kind, HiddenMatrixOptimizer)
-    weights = {key: group[key] for key in ("params", "param_names", *MARKS)}
-    group_options = {key: value for key, value in group.items() if key not in weights}
-    _check_names(kind.__name__, group_options, [*inspect.signature(kind).parameters, *ENGINE_DEFAULTS])
-    if not {*kind.DIRECTED_KINDS} & {*weights["param_kinds"]}:
+    weights = {key: group[key] for key in _OF_WEIGHTS if key in group}
+    arguments = {key: value for key, value in group.items() if key not in weights}
+    known = [*inspect.signature(kind).parameters, *ENGINE_DEFAULTS]
+    _check_names(kind.__name__, arguments, known)
+    kinds = arguments.pop("kinds", None) or {}
+    kind_options.check(kind.__name__, kinds, {*known, *ADAMW, "rate_scale"})
+    weights = kind_options.completed(weights, kinds)
+    directed = kind.COMPOSITION.kinds
+    if directed is not None and weights["kind"] not in directed:
         # The class would refuse this, but the layers may be in another group, part or stage.
-        del weights["param_kinds"]
-        weights["direction"] = ADAMW["direction"]
-    return kind([weights], **{**options, **group_options})
+        weights = {"direction": ADAMW["direction"], **weights}
+    return kind([weights], **{**options, **arguments})
 
 
 def _check_names(name: str, group: dict[str, Any], known: Collection[str]) -> None:
     """Raise ValueError on unknown options, which torch and torchtitan accept in a parameter group."""
-    no_options = ("params", "param_names", "algorithm", "options")
+    no_options = ("params", "param_names", "kind", "algorithm", "options")
     for option in sorted(group.keys() - {*known, *no_options}):
         hint = did_you_mean(option, known)
         allowed = ", ".join(option for option in known if option not in no_options)

@@ -17,12 +17,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from merit_optim.optim import options, saved_state, states, validate
+from merit_optim.optim import kind_options, options, saved_state, states, validate
 from merit_optim.optim.control import Log, controls_of, only_makes_state
 from merit_optim.optim.engines.ranks.placements import any_sharded, local
 from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Names, Work
-from merit_optim.optim.kinds import MARKS
 from merit_optim.optim.names import plain
 from merit_optim.optim.refresh import Members
 from merit_optim.optim.spec import ELEMENT_WISE
@@ -54,10 +53,13 @@ class SafeOptimizer(Optimizer):
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         # A dict, because torch.compile loses assignments to an optimizer's attributes in a step.
         self._log: Log = {}
-        self._check_group(defaults)
-        self._check_engine(defaults)
+        self._kinds: kind_options.KindOptions = defaults.pop("kinds") or {}
+        self.defaults = defaults | {"rate_scale": 1.0, "algorithm": self.ALGORITHM}
+        self._check_group(self.defaults)
+        self._check_engine(self.defaults)
+        kind_options.check(type(self).__name__, self._kinds, self._known_options())
         validate.parameters(params)
-        super().__init__(params, {**defaults, "algorithm": self.ALGORITHM})
+        super().__init__(params, self.defaults)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         """Raise if an option of a parameter group is not allowed."""
@@ -84,10 +86,10 @@ class SafeOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with its options."""
         if isinstance(param_group, dict):
-            # Marks are used only by optimizers that sort weights, before this. A group that was another
-            # optimizer's has its algorithm; the checkpoints of this one would be taken for its.
-            left_out = (*MARKS, "algorithm")
-            param_group = {key: value for key, value in param_group.items() if key not in left_out}
+            param_group = kind_options.completed(param_group, self._kinds)
+            param_group = {**self._implied(param_group), **param_group}
+            # Of a group that was another optimizer's: the checkpoints of this one would be taken for its.
+            param_group.pop("algorithm", None)
             options.check_names(type(self).__name__, param_group, self._known_options())
             group = {**self.defaults, **param_group}
             self._check_group(group)
@@ -103,6 +105,11 @@ class SafeOptimizer(Optimizer):
             self.param_groups.pop()
             raise
 
+    def _implied(self, group: dict[str, Any]) -> dict[str, Any]:
+        """Defaults for a new group that are not the optimizer's, because of the options that it has."""
+        del group
+        return {}
+
     def _check_new(self, index: int) -> None:
         """Raise if a parameter of a new group cannot be optimized."""
         self._check_parameters(index)
@@ -116,7 +123,7 @@ class SafeOptimizer(Optimizer):
 
     def _known_options(self) -> Collection[str]:
         """The options that a group may have."""
-        return self.defaults.keys()
+        return {*self.defaults, "kind"}
 
     def _check_differentiable(self, param_group: dict[str, Any]) -> None:
         """Raise if a group differs from the optimizer, whose value decides if autograd records a step."""
@@ -224,8 +231,8 @@ class SafeOptimizer(Optimizer):
             states: list[list[Tensor]] = [[] for _ in self._state_keys(group)]
             self._init_group(group, params, grads, steps, *states)
             if params:
-                names, lr, decay = Names.of(index, group), group["lr"], group["weight_decay"]
-                works.append(Work(names, spec, lr, decay, params, params, grads, steps, states))
+                names, rate, decay = Names.of(index, group), options.rate(group), group["weight_decay"]
+                works.append(Work(names, spec, rate, decay, params, params, grads, steps, states))
         return works
 
     def _known_specs(self) -> list[Any]:
@@ -394,7 +401,7 @@ class SafeOptimizer(Optimizer):
             self.defaults[option] = self.param_groups[0][option]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_log": self._log}
+        return {**super().__getstate__(), "_log": self._log, "_kinds": self._kinds}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

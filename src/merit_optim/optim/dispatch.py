@@ -17,7 +17,8 @@ from torch import Tensor
 
 from merit_optim.optim.engines import fused_unavailable, interpreting
 from merit_optim.optim.engines.eager import engine as eager
-from merit_optim.optim.engines.part import Formed, MatrixPart, Part, Whole
+from merit_optim.optim.engines.fused.known import has_kernels
+from merit_optim.optim.engines.part import Formed, MatrixPart, Part, ProductPart, Whole
 from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Work, apart, count_step, names_of
 from merit_optim.optim.refresh import Members, in_turns
@@ -40,7 +41,7 @@ def fuses(spec: Spec, param: Tensor) -> bool:
         wanted = spec.foreach is None and not spec.differentiable and device.type == "cuda"
     else:
         wanted = spec.fused and (device.type == "cuda" or interpreting())
-    can_run = spec.direction.HAS_KERNELS and fused_unavailable() is None
+    can_run = has_kernels(spec.direction) and fused_unavailable() is None
     return bool(wanted) and can_run and not is_fake(param)
 
 
@@ -109,7 +110,9 @@ class Dispatch:
 
         def go_on(part: Part) -> None:
             """Update the weights now, or keep the part until ranks have exchanged their norms."""
-            if sharding.crosses(part.places, originals):
+            if sharding.crosses(part.places, originals) or (
+                part.has_products and sharding.line_sums.cross(cast("ProductPart", part))
+            ):
                 waiting.append(part)
             else:
                 part.apply(recorder)
@@ -134,8 +137,15 @@ class Dispatch:
             go_on(part)
             del part
         sharding.reduce((place for part in waiting for place in part.places), originals)
-        for ready in waiting:
-            ready.apply(recorder)
+        held = [cast("ProductPart", part) for part in waiting if part.has_products]
+        for ready in held:
+            ready.scale(recorder)
+        sharding.line_sums.agree(held)
+        for ready in held:
+            ready.settle(recorder)
+        for other in waiting:
+            if not other.has_products:
+                other.apply(recorder)
         if recorder is not None:
             names = {
                 o: name for work in works for o, name in zip(work.originals, names_of(work), strict=True)

@@ -1,22 +1,25 @@
-"""Sort a model's parameters into groups by weight decay and by other options, and print them as a table."""
+"""Sort a model's parameters into groups, one kind of weight in each, and print them as a table."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from merit_optim.optim import validate
-from merit_optim.optim.kinds import KINDS, MARKS, Kind, kinds_of, transposed_in
+from merit_optim.optim.engines.gradients import norms
+from merit_optim.optim.kinds import KINDS, Kind, kinds_of, transposed_in
 from merit_optim.optim.names import plain
+from merit_optim.optim.torch_private import is_fake, is_wrapper
 from merit_optim.spelling import nearest
 
-_LISTS = ("params", "param_names", *MARKS)
+_RESERVED = {"params", "param_names", "kind"}
 _FEWEST_DIMENSIONS = {"hidden": 2, "experts": 3}
 _NUMBER = re.compile(r"\d+")
 
@@ -26,58 +29,60 @@ def param_groups(
     weight_decay: float = 0.1,
     *,
     no_decay: Iterable[str] = (),
-    kinds: Mapping[str, Kind] | None = None,
+    kind_of: Mapping[str, Kind] | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Parameter groups for any torch optimizer: weights of two or more dimensions decay, others do not.
+    """Parameter groups for any torch optimizer, one kind of weight in each.
+
+    Weights of two or more dimensions decay, others do not.
 
     Frozen parameters are left out, and a tied parameter appears once. Patterns are shell-style
     (``"*.bias"``), are matched against every name of a parameter, and must match at least one. Names are
     those of the model before ``torch.compile``.
 
-    Each group has ``param_kinds`` next to ``param_names``: the kind of each weight, from ``kinds_of``.
-    ``describe_groups`` shows them. A group with weights that are stored as (inputs, outputs), as in Hugging
-    Face's Conv1D, has ``param_transposed`` too: whether each is. The override ``{"transposed": True}`` says
-    it of others.
+    The ``kind`` of a group is "hidden", "experts", "embedding", "head" or "vector"; see ``kinds_of``. The
+    optimizers of this package take options for each: ``kinds={"embedding": {"rate_scale": 20}}``. Several
+    groups have the same kind if their options differ, as those of weights that are stored as (inputs,
+    outputs), with ``transposed``: Hugging Face's Conv1D is recognised.
 
     Args:
         model: the model whose parameters to sort.
         weight_decay: weight decay of parameters with two or more dimensions.
         no_decay: patterns of other parameters without weight decay.
-        kinds: kinds by pattern, to correct those found in the model; the last pattern that matches wins.
+        kind_of: kinds by pattern, to correct those found in the model; the last pattern that matches wins.
             A kind does not change which parameters decay.
-        overrides: options by pattern; the last pattern that matches wins.
+        overrides: options by pattern, such as ``rate_scale`` for some layers; the last pattern that matches
+            wins.
 
     Examples:
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10))
         >>> groups = param_groups(model, overrides={"0.*": {"element_wise": False}})
-        >>> [(group["param_names"], group["weight_decay"]) for group in groups]
-        [(['0.weight'], 0.1), (['1.weight'], 0.1), (['1.bias'], 0.0)]
-        >>> [group["param_kinds"] for group in groups]
-        [['embedding'], ['head'], ['vector']]
+        >>> [(group["kind"], group["param_names"], group["weight_decay"]) for group in groups]
+        [('embedding', ['0.weight'], 0.1), ('head', ['1.weight'], 0.1), ('vector', ['1.bias'], 0.0)]
     """
-    kinds = {} if kinds is None else kinds
+    kind_of = {} if kind_of is None else kind_of
     overrides = {} if overrides is None else overrides
     no_decay = [no_decay] if isinstance(no_decay, str) else list(no_decay)
     validate.model(model)
-    validate.kinds(kinds, KINDS)
+    validate.kind_of(kind_of, KINDS)
     validate.overrides(overrides)
     for pattern, override in overrides.items():
-        if reserved := set(_LISTS) & set(override):
+        if reserved := _RESERVED & set(override):
             raise ValueError(
                 f"the override for {pattern!r} sets {sorted(reserved)}; it can only set options of the "
-                "optimizer, such as lr, weight_decay or matrix_dims"
+                "optimizer, such as rate_scale, weight_decay or matrix_dims. Kinds are set by kind_of."
             )
 
     names: dict[nn.Parameter, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         # A pattern may also use the name that torch.compile gave the parameter.
         names.setdefault(param, []).extend(dict.fromkeys([plain(name), name]))
-    _check_patterns([*no_decay, *kinds, *overrides], [name for alike in names.values() for name in alike])
+    _check_patterns([*no_decay, *kind_of, *overrides], [name for alike in names.values() for name in alike])
 
-    kinds_in_model, transposed = kinds_of(model), transposed_in(model)
+    kinds, transposed = kinds_of(model), transposed_in(model)
     groups: dict[str, dict[str, Any]] = {}
+    found: dict[Tensor, dict[str, Any]] = {}
     for param, alike in names.items():
         if not param.requires_grad:
             continue
@@ -86,41 +91,42 @@ def param_groups(
         for pattern, override in overrides.items():
             if _matches(alike, [pattern]):
                 options.update(override)
-        empty: dict[str, Any] = {name: [] for name in _LISTS}
-        group = groups.setdefault(_key(options), {**empty, **options})
+        group = groups.setdefault(_key(options), {"params": [], "param_names": [], **options})
         group["params"].append(param)
         group["param_names"].append(alike[0])
-        group["param_kinds"].append(_corrected(kinds_in_model[param], alike, param, kinds))
-        group["param_transposed"].append(param in transposed)
-    for group in groups.values():
-        if not any(group["param_transposed"]):
-            del group["param_transposed"]
-    return list(groups.values())
+        kind = _corrected(kinds[param], alike, param, kind_of)
+        found[param] = options_of_kind(kind, param, is_transposed=param in transposed)
+    # Divided last: SOAP's matrices take turns by the order of the groups, which so keeps the model's order.
+    return [part for group in groups.values() for part in divided(group, found)]
 
 
-def picked(group: Mapping[str, Any], members: Sequence[int]) -> dict[str, Any]:
-    """Return the group with only the parameters at these indices."""
-    return {key: [value[i] for i in members] if key in _LISTS else value for key, value in group.items()}
+def options_of_kind(kind: Kind, param: Tensor, *, is_transposed: bool = False) -> dict[str, Any]:
+    """The kind of a weight and how its matrix is stored, as options of a group."""
+    if kind == "embedding" and param.ndim > 2 and param.shape[0] == 1:
+        return {"kind": kind, "matrix_dims": 2}  # the leading 1 is a batch: the table is behind it
+    return {"kind": kind, "transposed": True} if is_transposed and kind != "vector" else {"kind": kind}
 
 
-def by_orientation(group: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the group, or two with the option ``transposed`` if ``param_transposed`` says it of some."""
-    marks = group.get("param_transposed")
-    if marks is None or "transposed" in group:
-        return [group]
-    params = group["params"]
-    group = {**group, "params": [params] if isinstance(params, Tensor) else list(params)}
-    validate.one_each("param_transposed", marks, len(group["params"]))
-    parts = [[i for i, mark in enumerate(marks) if bool(mark) is turned] for turned in (False, True)]
-    options: tuple[dict[str, Any], ...] = ({}, {"transposed": True})
-    return [picked(group, part) | option for part, option in zip(parts, options, strict=True) if part]
+def divided(group: Mapping[str, Any], options_of: Mapping[Tensor, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The group in parts whose parameters have the same of these options. The group's own win."""
+    parts: dict[str, dict[str, Any]] = {}
+    names = group.get("param_names") or [None] * len(group["params"])
+    for param, name in zip(group["params"], names, strict=True):
+        options = options_of[param]
+        lists: dict[str, list[Any]] = {"params": []} if name is None else {"params": [], "param_names": []}
+        part = parts.setdefault(_key(options), {**options, **group, **lists})
+        part["params"].append(param)
+        if name is not None:
+            part["param_names"].append(name)
+    return list(parts.values())
 
 
 def describe_groups(groups: Optimizer | Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of the parameters, and a second one that counts them: by kind, or by update.
+    """Return a table of the parameters, and a second one that counts them by kind.
 
-    Groups of ``param_groups`` have kinds, and so has an optimizer of torch that was made from them. Those of
-    this package have updates instead: a direction, and the norm of its ratios.
+    Groups of ``param_groups`` have kinds, and those of this package's optimizers updates: a direction, and
+    the norm of its ratios. The rate is ``lr * rate_scale``. The norm is the weight's Euclidean one; those on
+    the meta device, or shared by ranks, have none here. Columns without entries are left out.
 
     Parameters whose names differ only in their numbers, such as those of a model's blocks, share a row.
 
@@ -131,11 +137,13 @@ def describe_groups(groups: Optimizer | Sequence[Mapping[str, Any]]) -> str:
         >>> import torch
         >>> blocks = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
         >>> model = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(10, 4), "blocks": blocks})
+        >>> for param in model.parameters():
+        ...     _ = torch.nn.init.ones_(param)
         >>> print(describe_groups(torch.optim.AdamW(param_groups(model), lr=1e-3)))
-        name                  shape       kind       lr     weight decay
-        embedding.weight      (10, 4)     embedding  0.001  0.1
-        blocks.{0..2}.weight  3 x (4, 4)  hidden     0.001  0.1
-        blocks.{0..2}.bias    3 x (4,)    vector     0.001  0
+        name                  shape       kind       rate   weight decay  norm
+        embedding.weight      (10, 4)     embedding  0.001  0.1           6.32
+        blocks.{0..2}.weight  3 x (4, 4)  hidden     0.001  0.1           4
+        blocks.{0..2}.bias    3 x (4,)    vector     0.001  0             2
         <BLANKLINE>
         kind       tensors  parameters
         hidden     3        48
@@ -146,28 +154,27 @@ def describe_groups(groups: Optimizer | Sequence[Mapping[str, Any]]) -> str:
     validate.groups(listed)
     alike: dict[tuple[str, ...], list[str]] = {}
     order: dict[str, int] = {}
+    norm_of: dict[str, float | None] = {}
     sizes: dict[str, list[int]] = {kind: [] for kind in KINDS}
-    knows_kinds = any("param_kinds" in group for group in listed)
     for index, group in enumerate(listed):
-        options = [_update(group), _number(group.get("lr")), _number(group.get("weight_decay"))]
-        params = group["params"]
+        params, cells = group["params"], [show(group) for show in _COLUMNS.values()]
         names = group.get("param_names") or [f"parameter {i} of group {index}" for i in range(len(params))]
-        kinds = group.get("param_kinds") or ["-"] * len(params)
-        for param, name, kind in zip(params, names, kinds, strict=True):
-            alike.setdefault((str(tuple(param.shape)), kind, *options), []).append(name)
+        for param, name in zip(params, names, strict=True):
+            alike.setdefault((str(tuple(param.shape)), *cells), []).append(name)
             order.setdefault(name, len(order))
-            sizes.setdefault(kind if knows_kinds else options[0], []).append(param.numel())
+            norm_of[name] = _norm(param)
+            sizes.setdefault(group.get("kind", "-"), []).append(param.numel())
 
     rows = []
     for (shape, *cells), names in alike.items():
         for folded, members in fold_names(names).items():
             many = f"{len(members)} x {shape}" if len(members) > 1 else shape
-            rows.append((order[members[0]], [folded, many, *cells]))
-    table = [["name", "shape", "kind", "update", "lr", "weight decay"]]
-    table += [cells for _, cells in sorted(rows)]
-    summary = [["kind" if knows_kinds else "update", "tensors", "parameters"]]
+            of_each = [norm for name in members if (norm := norm_of[name]) is not None]
+            rows.append((order[members[0]], [folded, many, *cells, _between(of_each)]))
+    table = [["name", "shape", *_COLUMNS, "norm"], *(cells for _, cells in sorted(rows))]
+    summary = [["kind", "tensors", "parameters"]]
     summary += [[kind, str(len(numels)), f"{sum(numels):,}"] for kind, numels in sizes.items() if numels]
-    return f"{_aligned(table, optional=('kind', 'update', 'lr'))}\n\n{_aligned(summary)}"
+    return f"{_aligned(table, optional=(*_COLUMNS, 'norm'))}\n\n{_aligned(summary)}"
 
 
 def fold_names(names: Iterable[str]) -> dict[str, list[str]]:
@@ -218,17 +225,55 @@ def _range(values: list[str]) -> str:
 
 
 def _update(group: Mapping[str, Any]) -> str:
-    """The direction and the norm of the ratios of a group, as "muon x max ratios"; "-" for other classes."""
-    if "norm" not in group:
+    """The choices of a group, as "muon x merit" or "muon x none, sphere"; "-" for other classes."""
+    if not {"direction", "ratio", "hold"} <= group.keys():
         return "-"
-    direction, norm = group.get("direction", "adam"), group["norm"]
-    if norm == "none":
-        return "adamw" if direction == "adam" else direction
-    return f"{direction} x {norm} ratios"
+    direction, ratio, hold = (group[axis] for axis in ("direction", "ratio", "hold"))
+    if (direction, ratio, hold) == ("adam", "none", "decay"):
+        return "adamw"
+    scaled = direction if ratio == "none" else f"{direction} x {ratio}"
+    return scaled if hold == "decay" else f"{scaled}, {hold}"
 
 
-def _number(value: Any) -> str:
-    return "-" if value is None else f"{float(value):g}"
+def _rate(group: Mapping[str, Any]) -> str:
+    """The rate of the group's steps; before there is an ``lr``, its multiple."""
+    scale = group.get("rate_scale", 1.0)
+    if "lr" in group:
+        return f"{float(group['lr']) * scale:g}"
+    return f"{scale:g} lr" if "rate_scale" in group else "-"
+
+
+def _given(option: str) -> Callable[[Mapping[str, Any]], str]:
+    """Shows an option of a group."""
+
+    def shown(group: Mapping[str, Any]) -> str:
+        value = group.get(option)
+        return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+    return shown
+
+
+_COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "kind": _given("kind"),
+    "update": _update,
+    "rate": _rate,
+    "weight decay": _given("weight_decay"),
+    "split": _given("split"),
+    "matrix_dims": _given("matrix_dims"),
+}
+
+
+def _norm(param: Tensor) -> float | None:
+    """A weight's norm, if it can be known without other ranks."""
+    is_elsewhere = any(ask(param) for ask in (is_lazy, is_fake, is_wrapper))
+    if is_elsewhere or not param.is_floating_point():
+        return None
+    return float(norms([param.detach()], 2.0)[0])
+
+
+def _between(values: list[float]) -> str:
+    """The smallest and the largest of several values, rounded; one if they are the same."""
+    return "..".join(dict.fromkeys(f"{value:.3g}" for value in (min(values), max(values)))) if values else "-"
 
 
 def _aligned(rows: list[list[str]], optional: Sequence[str] = ()) -> str:
@@ -242,12 +287,12 @@ def _aligned(rows: list[list[str]], optional: Sequence[str] = ()) -> str:
     return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
 
 
-def _corrected(kind: Kind, names: list[str], param: Tensor, kinds: Mapping[str, Kind]) -> Kind:
+def _corrected(kind: Kind, names: list[str], param: Tensor, kind_of: Mapping[str, Kind]) -> Kind:
     """The kind of the last pattern that matches, or the one found in the model."""
     pattern = None
-    for candidate in kinds:
+    for candidate in kind_of:
         if _matches(names, [candidate]):
-            pattern, kind = candidate, kinds[candidate]
+            pattern, kind = candidate, kind_of[candidate]
     fewest = _FEWEST_DIMENSIONS.get(kind, 0)
     if param.ndim < fewest:
         meaning = "a stack of matrices" if kind == "experts" else "a matrix"
@@ -259,7 +304,7 @@ def _corrected(kind: Kind, names: list[str], param: Tensor, kinds: Mapping[str, 
     return kind
 
 
-def _key(options: dict[str, Any]) -> str:
+def _key(options: Mapping[str, Any]) -> str:
     """A key for equal options. Tensors are compared by identity, because each can be changed in place."""
     items = [(name, id(value) if isinstance(value, Tensor) else value) for name, value in options.items()]
     return repr(sorted(items, key=lambda pair: pair[0]))

@@ -15,9 +15,6 @@ from merit_optim.optim.names import COMPILED
 Kind = Literal["hidden", "experts", "embedding", "head", "vector"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-MARKS = ("param_kinds", "param_transposed")
-"""What ``param_groups`` says of each parameter, in lists next to ``param_names``."""
-
 # A tied weight has the first of the kinds that its owners give it.
 _PRECEDENCE: tuple[Kind, ...] = ("embedding", "head", "experts", "hidden", "vector")
 
@@ -150,7 +147,7 @@ def _kind(place: _Place, leaf: str, param: Tensor, heads: Collection[nn.Module])
         # A leading dimension of 1 is the batch that learned queries are repeated over.
         is_batch = param.shape[0] == 1 and not _says_experts(place)
         return "embedding" if is_batch else "experts"
-    # This includes routers of experts, which are Linears with few rows; ``kinds`` can make them vectors.
+    # This includes routers of experts, which are Linears with few rows; ``kind_of`` can make them vectors.
     return "hidden"
 
 

@@ -6,6 +6,7 @@ Shape suffixes: N stacked matrices, R rows, C columns.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,15 @@ class Matrices(NamedTuple):
     @property
     def shape(self) -> tuple[int, int, int]:
         return self.num, self.rows, self.columns
+
+
+class Extent(NamedTuple):
+    """The size of a whole matrix, and which of its rows and columns a rank has."""
+
+    num_rows: int
+    num_columns: int
+    rows: slice = slice(None)
+    columns: slice = slice(None)
 
 
 def num_stacking(num_dims: int, matrix_dims: int | None) -> int:
@@ -66,7 +76,7 @@ class View(NamedTuple):
     """
 
     @staticmethod
-    def of(group: dict[str, Any]) -> View:
+    def of(group: Mapping[str, Any]) -> View:
         split = group.get("split")
         split = tuple(split) if isinstance(split, list) else split  # so that views can be keys
         split_dim = group.get("split_dim")

@@ -6,13 +6,15 @@ import copy
 import inspect
 import itertools
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
 from merit_optim.optim import validate
+from merit_optim.optim.kind_options import KindOptions
+from merit_optim.optim.kinds import KINDS
 from merit_optim.optim.matrices import Split
 from merit_optim.spelling import did_you_mean, nearest
 
@@ -25,7 +27,8 @@ STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 WHOLE_STEP = ("max_grad_norm", "nonfinite")
 """Options of the whole step, which must be equal in all groups."""
 
-_SCHEDULED = {"lr", "betas", "momentum", "weight_decay"}
+_RATES = {"lr", "rate_scale"}
+_SCHEDULED = {*_RATES, "betas", "momentum", "weight_decay"}
 """Options that schedules change in every step. What a parameter needs does not depend on them."""
 
 _KEYS_OF_TORCH = {"params", "param_names", "initial_lr"}
@@ -34,6 +37,7 @@ _KEYS_OF_TORCH = {"params", "param_names", "initial_lr"}
 class StepOptions(TypedDict, total=False):
     """Options of every optimizer; see ``MERIT`` for their meaning."""
 
+    kinds: KindOptions | None
     state_dtype: torch.dtype
     nonfinite: NonFinite
     max_grad_norm: float | None
@@ -54,6 +58,7 @@ class EngineOptions(StepOptions, total=False):
 
 
 STEP_DEFAULTS = StepOptions(
+    kinds=None,
     state_dtype=torch.float32,
     nonfinite="propagate",
     max_grad_norm=None,
@@ -72,59 +77,49 @@ ENGINE_DEFAULTS = EngineOptions(
 )
 
 
-LATER: Mapping[str, Any] = {
-    "direction": "adam",
-    "split": None,
-    "split_dim": None,
-    "transposed": False,
-    "ratio_bounds": None,
-    "calibrated": False,
-    "refresh_phase": None,
-}
-"""Options that version 0.1 did not have, with their values where a group lacks them.
-
-The groups of its optimizers still omit them. A distributed checkpoint must have the keys of the groups it is
-loaded into, so this keeps checkpoints exchangeable between versions.
-"""
-
-
 _NAMES_ELSEWHERE = {
-    **dict.fromkeys(("grad_clip", "clip_grad", "gradient_clipping", "gradient_clip_val"), "max_grad_norm"),
-    **dict.fromkeys(("adam_lr", "adamw_lr", "embed_lr"), "rest_lr"),
-    "learning_rate": "lr",
-    "wd": "weight_decay",
+    **dict.fromkeys(("grad_clip", "clip_grad", "gradient_clipping", "gradient_clip_val"), "'max_grad_norm'"),
+    **dict.fromkeys(
+        ("rate_scale", "lr_scale", "rest", "rest_lr", "adam_lr", "adamw_lr", "embed_lr"),
+        "kinds={'embedding': {'rate_scale': ...}, ...}",
+    ),
+    "learning_rate": "'lr'",
+    "wd": "'weight_decay'",
 }
 """What others call an option. By its letters "grad_clip" is nearest to ``clip``, which clips no gradients."""
 
 
-def without_later(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without those of ``LATER`` that have their default value."""
-    return {name: value for name, value in options.items() if name not in LATER or value != LATER[name]}
-
-
-def with_later(group: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """A saved group, with the options of ``LATER`` that it lacks and that are ``known``."""
-    return {**{name: value for name, value in LATER.items() if name in known}, **group}
-
-
 def filled(owner: type, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, with defaults for the missing ones; raise TypeError for an unknown one, as a call does."""
-    for name in options.keys() - defaults.keys():
-        arguments = inspect.signature(owner).parameters.values()
-        known = [argument.name for argument in arguments if argument.kind is not argument.VAR_KEYWORD]
-        meant = [_NAMES_ELSEWHERE[name]] if name in _NAMES_ELSEWHERE else nearest(name, [*known, *defaults])
-        if not meant or meant[0] not in (*known, *defaults):
-            hint = f"It takes {', '.join([*known, *defaults])}."
-        else:
-            hint = f"Did you mean {meant[0]!r}?"
-        raise TypeError(f"{owner.__name__}.__init__() got an unexpected keyword argument {name!r}. {hint}")
+    """The options, with defaults for the missing ones."""
+    arguments = inspect.signature(owner).parameters.values()
+    named = [argument.name for argument in arguments if argument.kind is not argument.VAR_KEYWORD]
+    check_arguments(owner.__name__, options, {*named, *defaults})
     return {**defaults, **options}
+
+
+def check_arguments(owner: str, options: Iterable[str], known: Collection[str]) -> None:
+    """Raise TypeError for an unknown argument, as a call does, with the nearest name."""
+    for name in options:
+        if name not in known:
+            meant = _NAMES_ELSEWHERE.get(name) or next(map(repr, nearest(name, sorted(known))), None)
+            hint = f"Did you mean {meant}?" if meant else f"help({owner}) says what it takes."
+            raise TypeError(f"{owner}.__init__() got an unexpected keyword argument {name!r}. {hint}")
+
+
+def rate(group: Mapping[str, Any]) -> float | Tensor:
+    """``lr * rate_scale``, the rate of a group's step; on the device of an ``lr`` in a tensor, unread."""
+    lr: float | Tensor = group["lr"]
+    scale: float = group["rate_scale"]
+    return lr if scale == 1 else lr * scale
 
 
 def check_step(group: Mapping[str, Any]) -> None:
     """Raise if an option that all optimizers have is not allowed."""
     validate.learning_rate(group["lr"])
+    validate.at_least_zero("rate_scale", group["rate_scale"])
     validate.at_least_zero("weight_decay", group["weight_decay"])
+    if "kind" in group:
+        validate.one_of("kind", group["kind"], KINDS)
     validate.one_of("nonfinite", group["nonfinite"], NONFINITE)
     validate.one_of("state_dtype", group["state_dtype"], STATE_DTYPES)
     if group["max_grad_norm"] is not None:
@@ -161,7 +156,6 @@ def check_alike(group: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -
 
 def check_names(owner: str, group: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise if an option looks misspelt. Other keys are left to the user, as in torch's optimizers."""
-    known = {*known, *LATER}
     for key in group.keys() - known - _KEYS_OF_TORCH:
         if hint := did_you_mean(key, known, otherwise="", similarity=0.85):
             raise ValueError(f"a parameter group has {key!r}, which {owner} does not know{hint}")
@@ -189,7 +183,7 @@ class Watch:
         """Call ``check_group`` for each group if an option has changed, and ``check_parameters`` if need be.
 
         There may be thousands of parameters, and schedules change options in every step. Returns whether
-        another option than the learning rate has changed.
+        another option than the rates has changed.
         """
         values = list(itertools.chain.from_iterable(map(dict.values, groups)))
         same = len(values) == len(self._allowed) and all(map(operator.is_, values, self._allowed))
@@ -206,8 +200,9 @@ class Watch:
         if on_device and torch.cuda.is_current_stream_capturing():
             return True  # nothing can be read during capture; the next step checks again
         for index, group in enumerate(groups):
-            if changed == {"lr"} and lists_are_same:
+            if changed <= _RATES and lists_are_same:
                 validate.learning_rate(group["lr"])
+                validate.at_least_zero("rate_scale", group["rate_scale"])
                 continue
             check_group(group)
             if not (changed <= _SCHEDULED and lists_are_same):
@@ -219,4 +214,4 @@ class Watch:
             for key, value in zip(keys, values, strict=True)
             if isinstance(value, list) and key not in _KEYS_OF_TORCH
         ]
-        return changed != {"lr"} or not lists_are_same
+        return not (changed <= _RATES and lists_are_same)

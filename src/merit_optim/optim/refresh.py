@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from merit_optim.optim.directions import Soap
+from merit_optim.optim.axes.directions import Soap
 from merit_optim.optim.engines.work import Work, pick
 from merit_optim.optim.spec import Spec
 

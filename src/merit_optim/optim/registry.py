@@ -15,13 +15,24 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from merit_optim.optim.lamb import LAMB, MaxLAMB
-from merit_optim.optim.lion import Lion
-from merit_optim.optim.merit import MERIT
-from merit_optim.optim.muon import Muon, MuonMERIT, NorMuon, OrScale
-from merit_optim.optim.soap import SOAP, SOAPMERIT
+from merit_optim.optim.family import Family
+from merit_optim.optim.presets import (
+    LAMB,
+    MERIT,
+    SOAP,
+    SOAPMERIT,
+    Lion,
+    MaxLAMB,
+    Muon,
+    MuonMERIT,
+    MuonSphere,
+    Muown,
+    NorMuon,
+    NorMuonSphere,
+    OrScale,
+    SOAPMuon,
+)
 from merit_optim.optim.sophia import SophiaG
-from merit_optim.optim.trust import TrustRatioOptimizer
 from merit_optim.settings import PAPERS_MODELS, SETTINGS, Settings
 from merit_optim.spelling import did_you_mean
 
@@ -45,6 +56,10 @@ _CLASSES: Mapping[str, Callable[..., Optimizer]] = {
     "orscale": OrScale,
     "soap": SOAP,
     "muon-merit": MuonMERIT,
+    "muon-sphere": MuonSphere,
+    "normuon-sphere": NorMuonSphere,
+    "muown": Muown,
+    "soap-muon": SOAPMuon,
     "soap-merit": SOAPMERIT,
 }
 
@@ -54,10 +69,10 @@ OPTIMIZERS: Mapping[str, Preset] = {
 }
 """The names that ``create`` accepts: the paper's optimizers, with its settings, and others with defaults."""
 
-FAMILY: Mapping[str, type[TrustRatioOptimizer]] = {
+FAMILY: Mapping[str, type[Family]] = {
     preset.optimizer.__name__: preset.optimizer
     for preset in OPTIMIZERS.values()
-    if isinstance(preset.optimizer, type) and issubclass(preset.optimizer, TrustRatioOptimizer)
+    if isinstance(preset.optimizer, type) and issubclass(preset.optimizer, Family)
 }
 """The trust-ratio family by class name."""
 
@@ -91,15 +106,14 @@ def create(name: str, params: ParamsT, *, model: str | None = None, **options: A
     return preset.optimizer(params, **settings)
 
 
-def optimizer_class(name: str) -> Callable[..., TrustRatioOptimizer]:
+def optimizer_class(name: str) -> Callable[..., Family]:
     """Return a class of this package by name, for scripts that leave the choice to their users.
 
     The class has its own defaults; use ``create`` for the paper's settings. These classes are interchangeable
-    in a training loop. Lion and SophiaG, which have no ratios, are not included.
+    in a training loop. SophiaG, which needs estimates of the curvature, is not included.
 
     Args:
-        name: "MERIT", "LAMB", "MaxLAMB", "MuonMERIT", "Muon", "NorMuon", "OrScale", "SOAPMERIT" or "SOAP",
-            or the name for ``create``, as "muon-merit".
+        name: "MERIT", "MuonMERIT", "MuonSphere", ..., or the name for ``create``, as "muon-merit".
 
     Examples:
         >>> import torch
@@ -109,7 +123,7 @@ def optimizer_class(name: str) -> Callable[..., TrustRatioOptimizer]:
         >>> optimizer.param_groups[0]["lr"]
         0.01
     """
-    optimizer: Callable[..., TrustRatioOptimizer] = _lookup(name, FAMILY)
+    optimizer: Callable[..., Family] = _lookup(name, FAMILY)
     return optimizer
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim import options, states, validate
-from merit_optim.optim.directions import direction_of
+from merit_optim.optim.axes.registered import chosen
 from merit_optim.optim.engines.ranks.placements import is_sharded, stacked_placements
 from merit_optim.optim.names import plain
 
@@ -52,10 +52,7 @@ def made_loadable(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> dict[
     _check_sizes(optimizer, saved_groups)
     ours = [saved.get("algorithm") == optimizer.ALGORITHM for saved in saved_groups]
     groups = [
-        # What a group of ours lacks is as in version 0.1, not as in this optimizer.
-        options.with_later(with_dtype(saved), optimizer.defaults)
-        if is_ours
-        else {**current, "params": saved["params"]}
+        with_dtype(saved) if is_ours else {**current, "params": saved["params"]}
         for saved, current, is_ours in zip(saved_groups, optimizer.param_groups, ours, strict=True)
     ]
     whole_groups = [{**optimizer.defaults, **group} for group in groups]
@@ -85,7 +82,7 @@ def _check_directions(optimizer: SafeOptimizer, state_dict: dict[str, Any]) -> N
     is_ours = any(saved.get("algorithm") == optimizer.ALGORITHM for saved in saved_groups)
     if is_ours or not ("step" in keys or any(map(_is_torch_muon, saved_groups))):
         return
-    directions = [direction_of(group) for group in optimizer.param_groups if "direction" in group]
+    directions = [chosen(group, "direction") for group in optimizer.param_groups if "direction" in group]
     missing = {one.NAME: {*one.keys} - {*one.keys_that_can_begin} - keys for one in directions}
     known = [name for name, lacks in missing.items() if not lacks]
     if known and (unknown := [name for name, lacks in missing.items() if lacks]):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from merit_optim.optim.axes.ratios import Ratio, Sizes
+
 
 @dataclass
 class UpdateStatistics:
@@ -60,26 +62,21 @@ def relative_change(update_sum_sq: Tensor, weight_sum_sq: Tensor) -> Tensor:
 
 
 def measure(
-    weight: Tensor,
-    scaled: Tensor,
-    scale: Tensor,
-    bounded: Tensor | None,
-    clip: float | None,
-    lr: float | Tensor,
+    weight: Tensor, scaled: Tensor, scale: Tensor, ratios: Sizes, ratio: Ratio, taken: Tensor
 ) -> UpdateStatistics:
-    """Measure a weight, or a part of one, that is about to change by ``lr * clamp(scaled)``.
+    """Measure a weight, or a part of one, that is about to change by ``taken``.
 
-    ``bounded`` marks the elements whose ratio is the weight-wise bound; None where the bound does not apply.
+    ``scaled`` is s*u before the clip.
     """
-    taken = scaled if clip is None else scaled.clamp(-clip, clip)
     none = torch.zeros((), dtype=torch.int64, device=weight.device)
+    bounded = ratio.is_bound(ratios, scale)
     return UpdateStatistics(
         num_elements=weight.numel(),
-        num_clipped=none if clip is None else (scaled.abs() > clip).sum(),
+        num_clipped=none if ratio.clip is None else (scaled.abs() > ratio.clip).sum(),
         num_bounded=none if bounded is None else bounded.sum(),
         smallest_ratio=scale.amin(),
         largest_ratio=scale.amax(),
-        update_sum_sq=(taken * lr).square().sum(),
+        update_sum_sq=taken.square().sum(),
         weight_sum_sq=weight.square().sum(),
     )
 

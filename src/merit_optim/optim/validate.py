@@ -135,7 +135,8 @@ def _is_triple(value: Any) -> bool:
 def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
     """One of the allowed values."""
     if value not in allowed:
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
+        hint = did_you_mean(value, [known for known in allowed if isinstance(known, str)], otherwise="")
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}{hint}")
 
 
 def flag(name: str, value: Any, otherwise: str = "") -> None:
@@ -175,37 +176,6 @@ def split(name: str, value: Any) -> None:
         )
 
 
-def one_each(name: str, value: Any, num_params: int) -> None:
-    """An entry for every parameter of a group."""
-    if len(value) != num_params:
-        raise ValueError(
-            f"{name} of a parameter group has {len(value)} entries for {num_params} parameters; give one "
-            "per parameter, as param_groups(model) does. (ZeroRedundancyOptimizer divides the parameters "
-            "alone: give it groups with a direction each.)"
-        )
-
-
-def kinds_of_group(value: Any, num_params: int, known: Sequence[str]) -> None:
-    """A kind for every parameter of a group."""
-    one_each("param_kinds", value, num_params)
-    for kind in value:
-        one_of("a kind in param_kinds", kind, known)
-
-
-def rest(value: Any, known: Collection[str]) -> None:
-    """None, or options of Adam's direction and of the ratios by name."""
-    if value is None:
-        return
-    if not isinstance(value, Mapping):
-        raise TypeError(f"rest is {value!r}; it must give options by name, such as {{'betas': (0.9, 0.99)}}")
-    for name in value:
-        if name not in known:
-            raise ValueError(
-                f"rest sets {name!r}, which is not an option of Adam's direction or of the ratios"
-                f"{did_you_mean(name, known)} Known options: {', '.join(sorted(known))}"
-            )
-
-
 def bounds(name: str, value: Any) -> None:
     """None, or two numbers with 0 <= smallest <= largest."""
     pair = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
@@ -228,18 +198,15 @@ def has_shape(name: str, param: Tensor) -> None:
         )
 
 
-def kinds(value: Any, allowed: Sequence[str]) -> None:
+def kind_of(value: Any, allowed: Sequence[str]) -> None:
     """Kinds of weights by pattern."""
     if not isinstance(value, Mapping):
         raise TypeError(
-            f'kinds is {value!r}; it must give the kind of a weight by pattern, such as {{"*.gate.weight": '
+            f'kind_of is {value!r}; it must give the kind of a weight by pattern, such as {{"*.gate.weight": '
             '"vector"}'
         )
     for pattern, kind in value.items():
-        if kind not in allowed:
-            hint = did_you_mean(kind, allowed, otherwise="")
-            known = ", ".join(map(repr, allowed))
-            raise ValueError(f"the kind for {pattern!r} is {kind!r}; it must be one of {known}{hint}")
+        one_of(f"the kind for {pattern!r}", kind, allowed)
 
 
 def groups(value: Any) -> None:

@@ -170,8 +170,10 @@ def test_the_first_optimizer_has_hidden_matrices_and_the_second_the_rest(small):
     first, rest = pair.parts
     assert isinstance(first, torch.optim.Muon)
     assert isinstance(rest, torch.optim.AdamW)
-    assert {kind for group in first.param_groups for kind in group["param_kinds"]} == {"hidden"}
-    assert {kind for group in rest.param_groups for kind in group["param_kinds"]} == {"embedding", "vector"}
+    names = [[name for group in part.param_groups for name in group["param_names"]] for part in pair.parts]
+    assert all("blocks" in name and name.endswith("weight") and "norm" not in name for name in names[0])
+    assert "token_embedding.weight" in names[1]
+    assert not {*names[0]} & {*names[1]}
     assert {group["weight_decay"] for group in rest.param_groups} == {0.1, 0.0}
 
 

@@ -12,7 +12,9 @@ from merit_lab.train.optimizer import options_in_use
 def test_a_run_records_the_options_that_it_left_at_their_defaults(changed, tmp_path):
     options = ("ratio_bounds=[0,0.2]",)
     run = train(changed(**{"optimizer.name": "muon-merit", "optimizer.options": options}), tmp_path / "run")
-    hidden, *rest = Run.open(run.folder).environment["optimizer"]
+    groups = Run.open(run.folder).environment["optimizer"]
+    (hidden,) = (group for group in groups if group["kind"] == "hidden")
+    rest = [group for group in groups if group is not hidden]
     assert (hidden["momentum"], hidden["neuron_beta"], hidden["ratio_bounds"]) == (0.9, 0.95, [0, 0.2])
     assert {group["direction"] for group in rest} == {"adam"}
     assert not any("params" in group or "param_names" in group for group in (hidden, *rest))
@@ -24,7 +26,11 @@ def test_the_schedule_scales_the_rates_of_all_groups(changed, tmp_path, monkeypa
 
     def accumulate_gradients(self, micro_batches):
         seen.append(
-            {name: group["lr"] for group in self.optimizer.param_groups for name in group["param_names"]}
+            {
+                name: group["lr"] * group["rate_scale"]
+                for group in self.optimizer.param_groups
+                for name in group["param_names"]
+            }
         )
         return original(self, micro_batches)
 
@@ -45,7 +51,7 @@ def test_the_schedule_scales_the_rates_of_all_groups(changed, tmp_path, monkeypa
     [
         ("muon-merit", "momentm=0.9", "momentm, which MuonMERIT does not take; did you mean 'momentum'"),
         ("muon-merit", "momentum=2", "momentum is 2; it must be at least 0 and less than 1"),
-        ("merit", "momentum=0.9", "has momentum, which MERIT does not take. It takes lr, betas"),
+        ("merit", "momentum=0.9", "has momentum, which MERIT does not take. It takes lr, weight_decay"),
     ],
 )
 def test_an_option_that_the_optimizer_does_not_have_is_refused(changed, name, option, match):

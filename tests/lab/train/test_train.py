@@ -84,7 +84,7 @@ def test_every_optimizer_trains(name, changed, tmp_path):
     assert run.status == "finished"
     assert losses(run)[-1] < losses(run)[0]
     if name in NAMES[:6]:
-        assert bool(run.metrics("update")) == (name in ("lamb", "maxlamb", "merit"))
+        assert bool(run.metrics("update")) == (name not in ("adamw", "sophiag"))
 
 
 @pytest.mark.parametrize("name", ["merit", "sophiag"])

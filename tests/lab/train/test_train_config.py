@@ -85,7 +85,7 @@ def test_parts_of_merit_can_be_left_out(changed):
         ({"tokens": 100}, "steps is 12 and tokens is 100; give only one"),
         ({"seed": 2**63}, r"seed is 9223372036854775808; .* 2\*\*63 - 1"),
         ({"batch": 2**31 + 1}, "batch is 2147483649; it must be at most 2147483648"),
-        ({"steps": None, "tokens": 10**400}, "tokens is 10+; it must be at most"),
+        ({"steps": None, "tokens": 10**400}, r"tokens is 10+[.0]*; it must be at most"),
         ({"model.context": 2**24 + 1}, "context is 16777217; it must be at most 16777216"),
     ],
 )

@@ -130,14 +130,28 @@ def twin(weight: Tensor, direction: str, options: Options, **more: Any) -> Weigh
     )
 
 
+def of_family(options: Options) -> Options:
+    """A rule of reference.py in the family's options: without ratios, or with a first one, another ratio."""
+    if options.get("norm") == "none":
+        left_out = ("norm", "element_wise", "weight_bound", "ratio_bounds")
+        return {"ratio": "none"} | {k: v for k, v in options.items() if k not in left_out}
+    if options.get("calibrated"):
+        left_out = ("element_wise", "weight_bound")
+        one = {"ratio": "weight", "norm": "max", "clip": 1.0}
+        return one | {k: v for k, v in options.items() if k not in left_out}
+    return {k: v for k, v in options.items() if k != "calibrated"}
+
+
 def built(weight: Tensor, direction: str, options: Options) -> tuple[Tensor, torch.optim.Optimizer]:
     """A copy of the weight, and its optimizer, which has MERIT's ratios by default."""
     param = weight.clone()
     of_step = {k: v for k, v in options.items() if k in ("max_grad_norm", "differentiable", "foreach")}
-    group = {k: v for k, v in options.items() if k not in of_step}
+    group = of_family({k: v for k, v in options.items() if k not in of_step})
     if direction == "muon":
         plain = {"momentum": 0.95, "neuron_beta": None, "ratio_bounds": None}
         group = {"ns_dtype": "float32", **plain, **group}
+        if group.get("ratio") == "none":
+            del group["ratio_bounds"]
     group = {"params": [param], "direction": direction, **group}
     return param, CLASSES[direction]([group], lr=LR, weight_decay=DECAY, **of_step)
 

@@ -146,11 +146,11 @@ def test_muon_merit_with_merit_for_the_rest(device) -> None:
     hidden, vector, table = (start(s) for s in ((6, 4), (5,), (7, 5)))
     params = [x.clone().to(device) for x in (hidden, vector, table)]
     rule = {"norm": "max", "element_wise": True, "weight_bound": True, "clip": 0.8}
+    merit = {"ratio": "merit", **rule}
     optimizer = MuonMERIT(
-        [{"params": params[:1], "direction": "muon"}, {"params": params[1:], "direction": "adam"}],
+        [{"params": params[:1], "kind": "hidden"}, {"params": params[1:], "kind": "embedding"}],
         ns_dtype="float32",
-        rest_lr=0.03,
-        rest={**rule, "betas": (0.8, 0.99)},
+        kinds={"embedding": {**merit, "betas": (0.8, 0.99), "rate_scale": 3.0}},
     )
     expected = [Weight(hidden.numpy(), *MUON_MERIT, lr=1e-2, weight_decay=0.1)] + [
         Weight(
@@ -306,7 +306,7 @@ def test_half_precision_products_are_near_the_exact_ones(device, ns_dtype, coeff
     """d after five passes with rounded products, against float64."""
     param = torch.zeros(shape, device=device)
     group = {"params": [param], "direction": "muon"}
-    options = {"ns_coefficients": coefficients, "ns_dtype": ns_dtype, "norm": "none", "clip": None}
+    options = {"ns_coefficients": coefficients, "ns_dtype": ns_dtype, "ratio": "none", "clip": None}
     optimizer = MuonMERIT([group], lr=1.0, weight_decay=0.0, neuron_beta=None, **options)
     direction = reference.Muon(momentum=0.9, ns_coefficients=coefficients)
     for step in range(4):

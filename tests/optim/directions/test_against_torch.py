@@ -74,7 +74,7 @@ def test_merit_without_ratios_is_adamw(device, options) -> None:
     options = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1, "eps": 1e-8, **options}
     shapes = (*SHAPES, *REST_SHAPES)
     begun = weights(shapes, device)
-    ours = advance(MERIT(weights(shapes, device), norm="none", clip=None, bias_correction=True, **options))
+    ours = advance(MERIT(weights(shapes, device), ratio="none", clip=None, bias_correction=True, **options))
     torchs = advance(torch.optim.AdamW(weights(shapes, device), **options))
     exact = advance(torch.optim.AdamW([x.double() for x in begun], **options))
     without_decay = options["weight_decay"] == 0
@@ -85,7 +85,7 @@ def test_merit_without_ratios_is_adamw(device, options) -> None:
 def test_in_float64_it_is_adamw_to_the_last_digits(device) -> None:
     options: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1, "eps": 1e-8}
     params, others = (weights(SHAPES, device, torch.float64) for _ in range(2))
-    ours = MERIT(params, norm="none", clip=None, bias_correction=True, **options)
+    ours = MERIT(params, ratio="none", clip=None, bias_correction=True, **options)
     for a, e in zip(advance(ours), advance(torch.optim.AdamW(others, **options)), strict=True):
         torch.testing.assert_close(a, e, rtol=1e-13, atol=1e-14)
 

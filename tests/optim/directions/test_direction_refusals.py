@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from optimizer_cases import assert_same_bits, assert_unchanged, random_tensor, snapshot
+from optimizer_cases import assert_same_bits, assert_unchanged, name_of, random_tensor, snapshot
 from torch import nn
 
-from merit_optim import MERIT, SOAP, SOAPMERIT, Muon, MuonMERIT, NorMuon, OrScale, param_groups
-from merit_optim.optim.directions import DIRECTIONS
+from merit_optim import MERIT, SOAP, SOAPMERIT, Muon, MuonMERIT, NorMuon, OrScale, SophiaG, param_groups
+from merit_optim.optim.axes.registered import AXES
 
 HIDDEN = [MuonMERIT, Muon, NorMuon, OrScale, SOAPMERIT, SOAP]
 every_class = pytest.mark.parametrize("optimizer_class", HIDDEN, ids=lambda cls: cls.__name__)
@@ -96,9 +96,9 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
     ),
     "an unknown direction for the rest": (
         MuonMERIT,
-        [*hidden(4, 4), {**rest(), "direction": "sgd"}],
+        [*hidden(4, 4), {**rest(), "direction": "sgdm"}],
         {},
-        ["direction is 'sgd'", "'adam'", "'muon'", "'soap'"],
+        ["direction is 'sgdm'", "'adam'", "'muon'", "'soap'"],
     ),
     "unknown coefficients": (
         MuonMERIT,
@@ -216,14 +216,8 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
     "wrong betas for the rest": (
         MuonMERIT,
         [*hidden(4, 4), rest()],
-        {"rest": {"betas": (0.9, 1.0)}},
+        {"kinds": {"vector": {"betas": (0.9, 1.0)}}},
         ["betas is (0.9, 1.0)", "less than 1"],
-    ),
-    "a first ratio for every element": (
-        MuonMERIT,
-        hidden(4, 4, calibrated=True),
-        {},
-        ["calibrated=True", "element_wise=True", "use", "element_wise=False"],
     ),
     "one first ratio for several matrices": (
         OrScale,
@@ -271,9 +265,9 @@ def test_another_direction_has_its_defaults_and_the_class_s_ratio(optimizer_clas
     groups = [*hidden(4, 4, direction=default), *hidden(4, 4, direction=direction)]
     optimizer = optimizer_class(groups)
     group = optimizer.param_groups[1]
-    for option, value in DIRECTIONS[direction]().options.items():
+    for option, value in AXES["direction"][direction]().options.items():
         assert group[option] == value
-    for option in ("norm", "clip", "lr"):
+    for option in ("ratio", "hold", "lr"):
         assert group[option] == optimizer.param_groups[0][option]
 
 
@@ -320,10 +314,12 @@ def test_no_hidden_matrix_at_all_is_refused(optimizer_class) -> None:
     phrases = [optimizer_class.__name__, f"direction={direction!r}", *map(repr, kinds), "describe_groups"]
     with pytest.raises(ValueError, match="no weight") as refused:
         optimizer_class(param_groups(nn.LayerNorm(4)))
-    assert_says(refused.value, [*phrases, "param_groups(model, kinds=", "set direction='adam' in its groups"])
+    assert_says(
+        refused.value, [*phrases, "param_groups(model, kind_of=", "set direction='adam' in its groups"]
+    )
     optimizer_class([rest()])
     stage = [{**group, "direction": "adam"} for group in param_groups(nn.LayerNorm(4))]
-    assert optimizer_class(stage).param_groups[0]["norm"] == "none"
+    assert optimizer_class(stage).param_groups[0]["ratio"] == "none"
 
 
 def test_an_embedding_is_not_a_hidden_matrix() -> None:
@@ -346,12 +342,12 @@ def test_a_misspelt_option_of_a_group_is_refused(misspelt, meant) -> None:
     ("misspelt", "meant", "value"),
     [("beta", "betas", (0.5, 0.5)), ("bias_corection", "bias_correction", False)],
 )
-@pytest.mark.parametrize("by", ["group", "rest"])
+@pytest.mark.parametrize("by", ["group", "kinds"])
 def test_a_misspelt_option_of_adam_s_is_refused_too(misspelt, meant, value, by) -> None:
-    """Adam's options are not defaults of an optimizer with Muon's direction, but options of its rest."""
+    """Adam's options are not defaults of an optimizer with Muon's direction, but of its other kinds."""
     groups = [*hidden(4, 4), rest(**({misspelt: value} if by == "group" else {}))]
-    options = {"rest": {misspelt: value}} if by == "rest" else {}
-    with pytest.raises(ValueError, match=f"{misspelt!r}.*(did you mean|nearest is) {meant!r}"):
+    options = {"kinds": {"head": {misspelt: value}}} if by == "kinds" else {}
+    with pytest.raises(ValueError, match=f"{misspelt!r}.*did you mean {meant!r}"):
         MuonMERIT(groups, **options)
 
 
@@ -363,7 +359,6 @@ def test_a_misspelt_option_of_adam_s_is_refused_too(misspelt, meant, value, by) 
         (SOAP, "state_type", "state_dtype"),
         (SOAP, "beta", "betas"),
         (MuonMERIT, "grad_clip", "max_grad_norm"),  # not clip, which is nearer
-        (MuonMERIT, "adam_lr", "rest_lr"),
     ],
 )
 def test_a_misspelt_argument_is_refused(optimizer_class, misspelt, meant) -> None:
@@ -372,16 +367,22 @@ def test_a_misspelt_argument_is_refused(optimizer_class, misspelt, meant) -> Non
         optimizer_class(hidden(4, 4, direction=direction_of(optimizer_class)), **{misspelt: 1})
 
 
-def test_an_argument_that_is_not_like_any_is_refused_with_all_that_there_are() -> None:
-    with pytest.raises(
-        TypeError, match=r"unexpected keyword argument 'amsgrad'\. It takes .*momentum, .*fused"
-    ):
+@pytest.mark.parametrize("optimizer_class", [MERIT, MuonMERIT, SophiaG], ids=name_of)
+@pytest.mark.parametrize("name", ["rest_lr", "adam_lr", "lr_scale", "rate_scale"])
+def test_a_rate_for_some_weights_as_an_argument_is_refused_with_its_place(optimizer_class, name) -> None:
+    message = f"argument {name!r}. Did you mean kinds={{'embedding': {{'rate_scale': ...}}, ...}}?"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        optimizer_class(hidden(4, 4), **{name: 1})
+
+
+def test_an_argument_that_is_not_like_any_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"argument 'amsgrad'\. help\(MuonMERIT\) says what it takes"):
         MuonMERIT(hidden(4, 4), amsgrad=True)
 
 
-@pytest.mark.parametrize(("name", "value"), [("betas", (0.9, 0.99)), ("eps", 1e-8)])
+@pytest.mark.parametrize(("name", "value"), [("betas", (0.9, 0.99)), ("bias_correction", False)])
 def test_an_option_of_adam_s_as_an_argument_is_refused_with_its_place(name, value) -> None:
-    with pytest.raises(TypeError, match=re.escape(f"rest={{{name!r}: {value!r}}}")):
+    with pytest.raises(TypeError, match=re.escape(f"kinds={{'embedding': {{{name!r}: {value!r}}}, ...}}")):
         MuonMERIT(hidden(4, 4), **{name: value})
 
 
@@ -420,7 +421,7 @@ def test_the_direction_of_a_group_can_be_chosen_by_pattern() -> None:
         name: group["direction"] for group in optimizer.param_groups for name in group["param_names"]
     }
     assert directions == {"0.weight": "muon", "1.weight": "adam"}
-    by_kind = MuonMERIT(param_groups(model, kinds={"1.*": "head"}))
+    by_kind = MuonMERIT(param_groups(model, kind_of={"1.*": "head"}))
     again = {name: group["direction"] for group in by_kind.param_groups for name in group["param_names"]}
     assert again == directions
     assert_same_bits(by_kind.param_groups[0]["params"][0].detach(), model[0].weight.detach())

@@ -13,11 +13,13 @@ from torch.optim import Optimizer
 
 from merit_optim import MERIT, SOAP, SOAPMERIT, Muon, MuonMERIT, NorMuon, OrScale, param_groups
 from merit_optim.optim import algorithm
-from merit_optim.optim.directions import Adam as AdamDirection
-from merit_optim.optim.directions import Extent
-from merit_optim.optim.directions import Muon as MuonDirection
-from merit_optim.optim.directions.muon import mean_squares
+from merit_optim.optim.axes.directions import Adam as AdamDirection
+from merit_optim.optim.axes.directions import Muon as MuonDirection
+from merit_optim.optim.axes.directions.muon import mean_squares
+from merit_optim.optim.axes.ratios import Weight
 from merit_optim.optim.engines.eager import limits
+from merit_optim.optim.matrices import Extent
+from merit_optim.optim.spec import Spec
 
 DIRECTIONS = {
     MuonMERIT: "muon",
@@ -154,7 +156,7 @@ def test_large_weights_move_half_as_far_as_muon_s_and_small_ones_less(device) ->
 def test_the_direction_has_a_root_mean_square_of_about_one(device, ns_dtype, shape, coefficients) -> None:
     param = torch.zeros(shape, device=device)
     options = {"ns_dtype": ns_dtype, "ns_coefficients": coefficients}
-    optimizer = built(MuonMERIT, [param], lr=1.0, weight_decay=0.0, norm="none", clip=None, **options)
+    optimizer = built(MuonMERIT, [param], lr=1.0, weight_decay=0.0, ratio="none", clip=None, **options)
     param.grad = random_tensor(shape, 1, scale=1e-3, device=device)
     optimizer.step()
     assert 0.8 < param.square().mean().sqrt() < 1.1
@@ -165,7 +167,7 @@ def test_soap_s_direction_has_a_root_mean_square_of_about_one_after_the_first_st
     device, optimizer_class
 ) -> None:
     param = torch.zeros(48, 32, device=device)
-    options = {} if optimizer_class is SOAP else {"norm": "none", "clip": None}
+    options = {} if optimizer_class is SOAP else {"ratio": "none", "clip": None}
     optimizer = built(optimizer_class, [param], lr=1.0, weight_decay=0.0, **options)
     for step in range(2):
         assert not param.any()  # the first step only computes the basis
@@ -368,7 +370,7 @@ def test_the_kind_of_a_weight_decides_its_view(device, optimizer_class) -> None:
         "vector": (4,),
     }
     params = [random_tensor(shape, 1, device=device) for shape in shapes.values()]
-    optimizer = optimizer_class([{"params": params, "param_kinds": list(shapes)}])
+    optimizer = optimizer_class([{"params": p, "kind": k} for p, k in zip(params, shapes, strict=True)])
     seen = {
         id(p): (group["direction"], group["matrix_dims"])
         for group in optimizer.param_groups
@@ -580,26 +582,24 @@ def test_a_copy_continues_like_the_optimizer(device, optimizer_class) -> None:
 
 def test_the_definition_keeps_the_dtype_of_the_first_ratio() -> None:
     """So that the next step is computed from it as the engines store it."""
-    rule = algorithm.Rule(norm="l2", element_wise=False, clip=None, calibrated=True)
+    spec = Spec(direction=MuonDirection(), ratio=Weight(calibrated=True))
     zeros = [torch.zeros(4, 4, dtype=torch.bfloat16), torch.zeros(1, 1, 1, dtype=torch.bfloat16)]
     weight, grad = random_tensor((4, 4), 0), random_tensor((4, 4), 1)
-    result = algorithm.step(
-        weight, grad, zeros, direction=MuonDirection(), rule=rule, lr=0.1, weight_decay=0.0
-    )
+    result = algorithm.step(weight, grad, zeros, spec=spec, lr=0.1, weight_decay=0.0)
     assert [x.dtype for x in result.state] == [torch.bfloat16] * 2
 
 
 def test_a_first_ratio_in_float64_leaves_the_arithmetic_in_float32() -> None:
-    rule = algorithm.Rule(element_wise=False, clip=None, calibrated=True)
+    ratio = Weight(norm="max", calibrated=True)
     param = random_tensor((6, 5), 0)
-    options = {"direction": "adam", "state_dtype": torch.float64, **rule._asdict()}
+    options = {"direction": "adam", "state_dtype": torch.float64, **ratio.options}
     optimizer = MERIT([{"params": [param], **options}], lr=0.1, weight_decay=0.1)
     weight, state = param.clone(), [torch.zeros(6, 5).double()] * 2 + [torch.zeros(1, 1, 1).double()]
     for step in range(1, 4):
         param.grad = random_tensor((6, 5), step)
-        direction = AdamDirection()
+        spec = Spec(direction=AdamDirection(), ratio=ratio)
         weight, state = algorithm.step(
-            weight, param.grad, state, direction=direction, rule=rule, lr=0.1, weight_decay=0.1, step=step
+            weight, param.grad, state, spec=spec, lr=0.1, weight_decay=0.1, step=step
         )
         optimizer.step()
         assert_same_bits(param, weight)

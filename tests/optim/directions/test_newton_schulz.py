@@ -10,7 +10,7 @@ from optimizer_cases import assert_same_bits, random_tensor
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from merit_optim.optim.directions.newton_schulz import COEFFICIENTS, coefficients_of, polar
+from merit_optim.optim.axes.directions.newton_schulz import COEFFICIENTS, coefficients_of, polar
 
 SHAPES = [(24, 24), (40, 16), (16, 40), (1, 12), (12, 1), (1, 1)]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from merit_optim import SOAP
 from merit_optim.optim import algorithm
-from merit_optim.optim.algorithm import UNSCALED
-from merit_optim.optim.directions import Soap
+from merit_optim.optim.axes.directions import Soap
 from merit_optim.optim.matrices import View
+from merit_optim.optim.spec import Spec
 
 SHAPE = (2, 5, 5)  # no null space, whose eigenvectors are arbitrary
 eigh = torch.linalg.eigh
@@ -34,7 +34,7 @@ def trained(num_steps: int) -> tuple[Tensor, dict[str, Tensor]]:
     options = {"precondition_frequency": 2, "refresh_phase": 0, "matrix_dims": 2}
     optimizer = SOAP([{"params": [param], "direction": "soap"}], lr=0.1, weight_decay=0.0, **options)
     direction = Soap(precondition_frequency=2)
-    shapes = direction.shapes(View(2).matrices(SHAPE))
+    shapes = direction.shapes(View(2).matrices(SHAPE), View(2))
     state = tuple(torch.zeros(SHAPE if shape is None else shape) for shape in shapes)
     for step in range(1, num_steps + 1):
         param.grad = random_tensor(SHAPE, step)
@@ -42,11 +42,9 @@ def trained(num_steps: int) -> tuple[Tensor, dict[str, Tensor]]:
             weight,
             param.grad,
             state,
-            direction=direction,
-            rule=UNSCALED,
+            spec=Spec(direction=direction, view=View(2)),
             lr=0.1,
             weight_decay=0.0,
-            view=View(2),
             step=step,
         )
         optimizer.step()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from merit_optim import MERIT
 from merit_optim.optim.engines.fused.engine import FusedEngine
 from merit_optim.optim.engines.fused.tables import Tile
-from merit_optim.optim.trust import TrustRatioOptimizer
+from merit_optim.optim.family import Family
 
 ULPS = 8
 """The largest allowed difference of float32 results in one step. In the interpreter at most 1.25 was seen; a
@@ -24,7 +24,7 @@ GPU rounds products and sums together and divides to two ulps."""
 SMALL_TILE = Tile(rows=8, columns=16, steps=1, warps=1)
 """Gives small tensors several tiles. In the interpreter a program costs the same at any size."""
 
-Build = Callable[..., TrustRatioOptimizer]
+Build = Callable[..., Family]
 
 
 @contextmanager
@@ -77,7 +77,7 @@ class Pair:
     @staticmethod
     def _build(
         build: Build, params: list[Tensor], groups: Sequence[dict[str, Any]] | None, **options: Any
-    ) -> TrustRatioOptimizer:
+    ) -> Family:
         """Each group gets the parameters of its "params", a slice."""
         if groups is None:
             return build(params, **options)

@@ -9,7 +9,24 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from merit_optim import LAMB, MERIT, SOAP, SOAPMERIT, Lion, MaxLAMB, Muon, MuonMERIT, NorMuon, OrScale
+from merit_optim import (
+    LAMB,
+    MERIT,
+    SOAP,
+    SOAPMERIT,
+    Lion,
+    MaxLAMB,
+    Muon,
+    MuonMERIT,
+    MuonSphere,
+    Muown,
+    NorMuon,
+    NorMuonSphere,
+    OrScale,
+    SOAPMuon,
+    compose,
+)
+from merit_optim.optim.groups import divided
 
 NUM_STEPS = 6
 NUM_MATRIX_STEPS = 20
@@ -23,8 +40,8 @@ def hidden(kind: Build, **options: Any) -> Build:
     """An optimizer of hidden matrices: all weights except vectors."""
 
     def build(params: list[Tensor], **more: Any) -> torch.optim.Optimizer:
-        kinds = ["hidden" if param.ndim > 1 else "vector" for param in params]
-        return kind([{"params": params, "param_kinds": kinds}], **options, **more)
+        kinds = {param: {"kind": "hidden" if param.ndim > 1 else "vector"} for param in params}
+        return kind(divided({"params": params}, kinds), **options, **more)
 
     return build
 
@@ -50,10 +67,24 @@ OF_MATRICES: dict[str, Build] = {
     "SOAPMERIT": hidden(SOAPMERIT, precondition_frequency=4, max_precond_dim=20),
     "SOAPMERIT stacked": hidden(SOAPMERIT, precondition_frequency=3, matrix_dims=2),
     "SOAP": hidden(SOAP, precondition_frequency=3, shampoo_beta=0.9),
+    "SOAPMuon": hidden(SOAPMuon, precondition_frequency=3),
+    "MuonSphere": hidden(MuonSphere),
+    "MuonSphere stacked": hidden(MuonSphere, matrix_dims=2, gain=1.4),
+}
+# Cut along their first dimension, these give one process's bits too.
+BY_ROWS: dict[str, Build] = {
+    "spheres of matrices": hidden(NorMuonSphere),
+    "spheres of rows": hidden(MuonSphere, sphere_of="row", matrix_dims=2),
+    "spheres of MERIT's changes": hidden(MuonSphere, ratio="merit", ratio_bounds=(0.0, 0.5)),
+    "rows": hidden(Muown),
+    "angular rows": hidden(Muown, angular=True, matrix_dims=2),
+    "a floor of rows": lambda p: compose(p, direction="sign", ratio="floor", hold="cautious", lr=1e-2),
+    "displacement": lambda p: compose(p, direction="two-averages", hold="displacement", lr=1e-2),
+    "corrected": lambda p: compose(p, direction="sgd", ratio="row", hold="corrected", lr=1e-2),
 }
 
-_MERIT = {"norm": "max", "element_wise": True, "weight_bound": True, "clip": 1.0}
-_UNSCALED = {"norm": "none", "element_wise": False, "weight_bound": False, "clip": None}
+_MERIT = {"ratio": "merit", "norm": "max", "element_wise": True, "weight_bound": True, "clip": 1.0}
+_UNSCALED = {"ratio": "none"}
 # One group per weight: every direction, ratio and view that can be sharded, in one optimizer.
 MIXED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((16, 12), {"direction": "muon"}),
@@ -71,7 +102,7 @@ MIXED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((12, 8), {"direction": "soap", "precondition_frequency": 5}),
     ((3, 6, 4), {"direction": "soap", "precondition_frequency": 4, "matrix_dims": 2, **_UNSCALED}),
     ((10, 6), {"direction": "adam", "split": (3, 7), **_MERIT}),
-    ((7, 3), {"direction": "adam", "calibrated": True, **_MERIT, "element_wise": False}),
+    ((7, 3), {"direction": "adam", "ratio": "weight", "norm": "max", "clip": 1.0, "calibrated": True}),
     ((13,), {"direction": "adam", **_MERIT}),
     ((2,), {"direction": "adam", **_UNSCALED}),
 ]
@@ -84,8 +115,8 @@ OPTIMIZERS: dict[str, Build] = {
     "MERIT corrected": lambda p: MERIT(p, bias_correction=True, maximize=True),
     "MERIT with l2 norms": lambda p: MERIT(p, norm="l2"),
     "MERIT, norm clipped": lambda p: MERIT(p, max_grad_norm=0.1),
-    "MERIT without ratios": lambda p: MERIT(p, norm="none", bias_correction=True),
-    "MERIT with bounded ratios": lambda p: MERIT([{"params": p, "ratio_bounds": (0.2, 0.5)}]),
+    "MERIT without ratios": lambda p: MERIT(p, ratio="none", bias_correction=True),
+    "MERIT with bounded ratios": lambda p: MERIT(p, ratio_bounds=(0.2, 0.5)),
     "MaxLAMB": MaxLAMB,
     "LAMB": LAMB,
     "Lion": Lion,
@@ -111,12 +142,14 @@ OPTIMIZERS: dict[str, Build] = {
         + [{"params": p[3::4], "direction": "muon"}]
     ),
     **OF_MATRICES,
+    **BY_ROWS,
     "mixed": lambda p: MuonMERIT(
         [{"params": [one], **options} for one, (_, options) in zip(p, MIXED, strict=True)]
     ),
 }
 # Their sums are added in another order.
 WITHIN_TOLERANCE = {"LAMB", "MERIT with l2 norms", "MERIT, norm clipped", "OrScale", "OrScale stacked"}
+WITHIN_TOLERANCE |= {"MuonSphere", "MuonSphere stacked"}
 
 
 def values(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from merit_optim import LAMB, MERIT, SOAPMERIT, Lion, MaxLAMB, NorMuon, OrScale, SophiaG, param_groups
+from merit_optim.optim.groups import divided
 
 
 class Model(Network):
@@ -42,14 +43,16 @@ class Model(Network):
 
 SHAPES = [tuple(p.shape) for p in Model().parameters()]
 MAKE: dict[str, Callable[[nn.Module], Optimizer]] = {
-    "MERIT": lambda network: MERIT(param_groups(network, weight_decay=0.1)),
+    "MERIT": lambda network: MERIT(
+        param_groups(network, weight_decay=0.1), kinds={"vector": {"rate_scale": 3.0}}
+    ),
     "MERIT corrected": lambda network: MERIT(network.parameters(), bias_correction=True),
     "MaxLAMB": lambda network: MaxLAMB(network.named_parameters()),
     "LAMB": lambda network: LAMB(network.parameters()),
     "Lion": lambda network: Lion(network.parameters()),
     "SophiaG": lambda network: SophiaG(network.parameters()),
     "NorMuon": lambda network: NorMuon(by_kind(network)),
-    "OrScale": lambda network: OrScale(by_kind(network)),
+    "OrScale": lambda network: OrScale(by_kind(network), kinds={"vector": {"rate_scale": 3.0}}),
     "SOAPMERIT": lambda network: SOAPMERIT(by_kind(network), precondition_frequency=2),
 }
 
@@ -57,7 +60,7 @@ MAKE: dict[str, Callable[[nn.Module], Optimizer]] = {
 def by_kind(network: nn.Module) -> list[dict[str, Any]]:
     params = list(network.parameters())
     kinds = {1: "vector", 2: "hidden", 3: "experts"}
-    return [{"params": params, "param_kinds": [kinds[param.ndim] for param in params]}]
+    return divided({"params": params}, {param: {"kind": kinds[param.ndim]} for param in params})
 
 
 LAYOUTS = {way.__name__: way for way in (fsdp, fsdp_by_columns, hsdp, fsdp_and_tp)}

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from merit_optim import Muon as MuonOptimizer
-from merit_optim.optim.directions import Muon, Soap, muon
+from merit_optim.optim.axes.directions import Muon, Soap, muon
 from merit_optim.optim.engines.ranks.process_groups import MeshRanks
 
 Comparisons = Iterator[tuple[str, list[str]]]

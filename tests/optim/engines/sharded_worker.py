@@ -15,6 +15,7 @@ import sharded_matrices
 import torch
 import torch.distributed as dist
 from sharded_cases import (
+    BY_ROWS,
     MIXED,
     NUM_STEPS,
     OF_MATRICES,
@@ -87,7 +88,7 @@ def layouts(world: int) -> Comparisons:
     Four ranks test every optimizer in every layout; two and three ranks test all in the first, and a third in
     each of the others.
     """
-    left_out = {"every fourth MuonMERIT", "mixed", *OF_MATRICES}
+    left_out = {"every fourth MuonMERIT", "mixed", *OF_MATRICES, *BY_ROWS}
     names = [name for name in OPTIMIZERS if "fused" not in name and name not in left_out]
     for number, (layout, mesh, placements) in enumerate(meshes(world)):
         for name in names if world == 4 else some_in_turn(names, number):
@@ -111,6 +112,13 @@ def matrices(world: int) -> Comparisons:
         crossed = DeviceMesh("cpu", [[0, 2], [1, 3]])
         wrong = on_mesh(crossed, [Shard(0), Shard(1)], "MuonMERIT", torch.float32, SHAPES, NUM_STEPS)
         yield "ranks in another order", wrong
+
+
+def by_rows(world: int) -> Comparisons:
+    """Ratios and holds that need whole rows, or sums over them in order: weights cut along their rows."""
+    mesh = init_device_mesh("cpu", (world,))
+    for name in BY_ROWS:
+        yield name, on_mesh(mesh, [Shard(0)], name, torch.float32)
 
 
 def fused(world: int) -> Comparisons:
@@ -276,6 +284,7 @@ def mixed(world: int) -> Comparisons:
 SECTIONS = {
     "layouts": layouts,
     "matrices": matrices,
+    "by rows": by_rows,
     "in every dimension": sharded_matrices.in_every_dimension,
     "matrix behaviour": sharded_matrices.behaviour,
     "matrix collectives": sharded_matrices.collectives,

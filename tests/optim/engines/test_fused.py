@@ -23,7 +23,9 @@ from fused_cases import ULPS, Pair, assert_within_ulps, gradient, parameters, ti
 
 from merit_optim import LAMB, MERIT, MaxLAMB
 from merit_optim.optim import algorithm
-from merit_optim.optim.directions.adam import moments as moments_of
+from merit_optim.optim.axes.directions.adam import moments as moments_of
+from merit_optim.optim.axes.ratios import Merit
+from merit_optim.optim.axes.ratios.ratio import sizes
 from merit_optim.optim.engines.fused.engine import FusedEngine
 from merit_optim.optim.engines.fused.tables import StepTensors, Tile
 from merit_optim.optim.engines.work import Control
@@ -167,8 +169,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"bias_correction": True},
     {"norm": "l2", "element_wise": False, "clip": None},
     {"norm": "l2", "element_wise": False, "bias_correction": True, "maximize": True},
-    {"norm": "none"},
-    {"norm": "none", "element_wise": False, "clip": None, "bias_correction": True},
+    {"ratio": "none", "clip": 1.0},
+    {"ratio": "none", "clip": None, "bias_correction": True},
     {"max_grad_norm": 0.5},
     {"max_grad_norm": 1e6},
     {"nonfinite": "skip", "capturable": True},
@@ -240,7 +242,7 @@ def test_every_mix_of_dtypes_is_computed_in_float32(device, param_dtype, grad_dt
     """
     params = parameters([(9, 17), (6,)], device, param_dtype)
     optimizer = MERIT(params, lr=0.1, state_dtype=state_dtype, fused=True)
-    rule = algorithm.Rule()
+    ratio = Merit()
     with tiles():
         for step in range(2):
             before = []
@@ -260,9 +262,9 @@ def test_every_mix_of_dtypes_is_computed_in_float32(device, param_dtype, grad_dt
                 matrices = matrices_of(weight.shape)
                 weight, *stored = (x.float().reshape(matrices.shape) for x in (weight, *stored))
                 update = adam_update(*stored, weight, 1e-6, 0.1)
-                sizes = [algorithm.sizes(x, rule, is_vector=matrices.is_vector) for x in (weight, update)]
-                scale = algorithm.element_ratio(*sizes, rule)
-                value = algorithm.apply(weight, update, scale, 0.1, rule.clip).reshape(param.shape)
+                of_both = [sizes(x, ratio, is_vector=matrices.is_vector) for x in (weight, update)]
+                scale = ratio.scale(*algorithm.ratios_of(*of_both))
+                value = (weight - ratio.clipped(update * scale) * 0.1).reshape(param.shape)
                 assert_rounded(param.detach(), value, param_dtype)
     assert not next(iter(optimizer._engines.values()))._unfused
 
@@ -281,11 +283,11 @@ def sizes_in_the_buffer(engine: FusedEngine, params: list[nn.Parameter]) -> dict
     sizes_of: dict[int, list[list[Tensor]]] = {i: [[], []] for i in range(len(params))}
     for launch in engine._launches:
         for w in launch.weights:
-            for sizes, of_item in zip(engine._shared.sizes, sizes_of[w.item], strict=True):
+            for stored, of_item in zip(engine._shared.sizes, sizes_of[w.item], strict=True):
                 if w.has_rows:
-                    of_item.append(sizes[w.rows_at : w.rows_at + w.rows])
-                    of_item.append(sizes[w.columns_at : w.columns_at + w.columns])
-                of_item.append(sizes[w.whole_at : w.whole_at + 1])
+                    of_item.append(stored[w.rows_at : w.rows_at + w.rows])
+                    of_item.append(stored[w.columns_at : w.columns_at + w.columns])
+                of_item.append(stored[w.whole_at : w.whole_at + 1])
     return sizes_of
 
 
@@ -294,7 +296,7 @@ def test_the_sizes_are_exact(device, element_wise) -> None:
     """|w| to the last bit. |u| up to the rounding of u, of which the kernel keeps no copy."""
     params = parameters([(9, 37), (41, 3), (20,), (2, 3, 2)], device)
     optimizer = MERIT(params, matrix_dims=2, element_wise=element_wise, fused=True)
-    rule = algorithm.Rule(element_wise=element_wise)
+    ratio = Merit(element_wise=element_wise)
     for step in range(2):
         for i, param in enumerate(params):
             param.grad = gradient(param, 10 * step + i)
@@ -311,7 +313,7 @@ def test_the_sizes_are_exact(device, element_wise) -> None:
                 [
                     size
                     for n in range(matrices.num)
-                    for size in algorithm.sizes(x[n : n + 1], rule, is_vector=matrices.is_vector)
+                    for size in sizes(x[n : n + 1], ratio, is_vector=matrices.is_vector)
                     if size is not None
                 ]
                 for x in (weight, update)
@@ -507,7 +509,7 @@ def test_numbers_may_change_between_steps(device) -> None:
         {"element_wise": False},
         {"bias_correction": True},
         {"norm": "l2"},
-        {"norm": "none"},
+        {"ratio": "none"},
         {"norm": "max", "element_wise": True, "weight_bound": False},
         {"matrix_dims": 1},
     ]
@@ -524,7 +526,7 @@ def test_groups_may_differ_in_everything(device) -> None:
         {"params": slice(2, 4), "lr": 0.3, "clip": None, "eps": 1e-3},
         {"params": slice(4, 5), "maximize": True, "element_wise": False, "norm": "l2"},
         {"params": slice(5, 6), "bias_correction": True, "matrix_dims": 1, "state_dtype": torch.float32},
-        {"params": slice(6, 8), "norm": "none", "clip": None},
+        {"params": slice(6, 8), "ratio": "none", "clip": None},
     ]
     shapes = [(9, 17), (7,), (3, 4), (6,), (5, 4), (2, 6), (4, 5), (3,)]
     pair = Pair(parameters(shapes, device), groups=groups)
@@ -553,7 +555,7 @@ def test_groups_on_either_engine_share_a_step(device) -> None:
 @pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
 def test_the_rest_of_the_weights_is_fused_even_if_hidden_matrices_are_not(device, optimizer_class) -> None:
     params, others = (parameters([(9, 17), (20,), (5, 4), ()], device) for _ in range(2))
-    optimizer = optimizer_class(params, lr=0.1, fused=False, rest={"fused": True})
+    optimizer = optimizer_class(params, lr=0.1, fused=False, kinds={"vector": {"fused": True}})
     eager = optimizer_class(others, lr=0.1, fused=False)
     with tiles():
         for step in range(3):
@@ -575,7 +577,7 @@ SPLIT_BY_ROWS: list[tuple[list[tuple[int, ...]], dict[str, Any]]] = [
     ([(2, 6, 5), (3, 6, 4)], {"split": [4, 2], "matrix_dims": 2}),
     ([(6, 5), (4, 3)], {"split": 2, "element_wise": False}),
     ([(6, 5), (4, 3)], {"split": 2, "element_wise": False, "norm": "l2"}),
-    ([(6, 5), (4, 3)], {"split": 2, "norm": "none"}),
+    ([(6, 5), (4, 3)], {"split": 2, "ratio": "none"}),
     ([(6, 2, 3), (4, 3)], {"split": 2, "split_dim": 0, "maximize": True}),
 ]
 

@@ -20,7 +20,7 @@ from merit_optim import LAMB, MERIT, MaxLAMB, cli
 from merit_optim.optim import engines
 from merit_optim.optim.spec import Spec
 
-MUON_MERIT, MUON, _, ORSCALE, SOAP_MERIT, SOAP = HIDDEN
+MUON_MERIT, MUON, _, ORSCALE, SOAP_MERIT, SOAP, *_ = HIDDEN
 
 every_family_class = pytest.mark.parametrize("optimizer_class", [*FAMILY, MUON_MERIT, MUON], ids=name_of)
 needs_triton = pytest.mark.skipif(not engines._has_triton(), reason="triton is not installed")
@@ -115,7 +115,7 @@ def test_fused_is_refused_for_sums_of_rows_and_columns(device) -> None:
 @needs_triton
 @pytest.mark.parametrize(
     "option",
-    [{"split": 2, "split_dim": 1}, {"calibrated": True, "element_wise": False}],
+    [{"split": 2, "split_dim": 1}, {"calibrated": True, "ratio": "weight"}],
     ids=repr,
 )
 def test_fused_is_refused_for_options_that_the_kernels_do_not_support(device, option) -> None:

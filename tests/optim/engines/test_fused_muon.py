@@ -27,14 +27,16 @@ from fused_cases import ULPS, Pair, assert_within_ulps, gradient, parameters, ti
 
 from merit_optim import Muon, MuonMERIT, NorMuon
 from merit_optim.optim import algorithm
-from merit_optim.optim.directions import Extent, direction_of
+from merit_optim.optim.axes.ratios import Merit
+from merit_optim.optim.axes.ratios.ratio import sizes
 from merit_optim.optim.engines.fused import engine, launch, refusals
 from merit_optim.optim.engines.fused.engine import FusedEngine
 from merit_optim.optim.engines.fused.launch import HeldLaunch
 from merit_optim.optim.engines.part import Whole
 from merit_optim.optim.engines.work import Control
+from merit_optim.optim.family import Family
+from merit_optim.optim.matrices import Extent
 from merit_optim.optim.spec import Spec
-from merit_optim.optim.trust import TrustRatioOptimizer
 
 # NumPy's warnings about NaN and infinities; Triton's interpreter uses NumPy.
 pytestmark = [
@@ -75,7 +77,7 @@ class MuonPair(Pair):
         groups: Sequence[dict[str, Any]] | None = None,
         **options: Any,
     ) -> None:
-        def built(params: Any, *, fused: bool, **options: Any) -> TrustRatioOptimizer:
+        def built(params: Any, *, fused: bool, **options: Any) -> Family:
             exact = {"ns_dtype": "float32"} if INTERPRETED and not fused else {}
             return build(params, fused=fused, **{"lr": 0.05, "ns_steps": 2, **options, **exact})
 
@@ -166,7 +168,7 @@ OPTIONS: list[tuple[Hidden, dict[str, Any]]] = [
     (muon_merit, {"element_wise": False}),
     (muon_merit, {"weight_bound": False}),
     (muon_merit, {"ratio_bounds": (0.0, 0.05)}),
-    (muon_merit, {"norm": "none", "ratio_bounds": (0.0, 0.05)}),  # no ratio to bound
+    (muon_merit, {"ratio": "none", "ratio_bounds": (0.0, 0.05)}),  # no ratio to bound
     (muon_merit, {"norm": "l2", "element_wise": False}),
     (muon_merit, {"max_grad_norm": 0.5, "momentum": 0.9}),
     (muon_merit, {"nonfinite": "skip", "capturable": True, "lr": 0.04}),
@@ -294,13 +296,14 @@ def test_every_mix_of_dtypes_is_computed_in_float32(
 
 def stepped(weight: Tensor, n: Tensor, group: dict[str, Any]) -> Tensor:
     """A weight after a step by the definition, for a given N and with products in float32."""
-    direction, rule = direction_of({**group, "ns_dtype": "float32"}), algorithm.Rule.of(group)
+    spec = Spec.of({**group, "ns_dtype": "float32"})
+    direction, ratio = spec.direction, spec.ratio
     formed = direction.whole((n[None],), 1)
     d, _ = direction.after(formed, (n[None],), torch.float32, Extent(*n.shape))
-    update = algorithm.decayed(d, weight[None], group["weight_decay"])
-    sizes = [algorithm.sizes(x, rule, is_vector=False) for x in (weight[None], update)]
-    scale = algorithm.element_ratio(*sizes, rule)
-    return algorithm.apply(weight[None], update, scale, group["lr"], rule.clip)[0]
+    update = spec.hold.inside(d, weight[None], group["weight_decay"])
+    of_both = [sizes(x, ratio, is_vector=False) for x in (weight[None], update)]
+    scale = ratio.scale(*algorithm.ratios_of(*of_both))
+    return weight - ratio.clipped(scale * update)[0] * group["lr"]
 
 
 def assert_rounded(actual: Tensor, value: Tensor, dtype: torch.dtype) -> None:
@@ -353,7 +356,7 @@ def test_chunks_change_no_bit(device, build) -> None:
         assert_same_bits(run(num), whole, f"{num} together")
 
 
-def set_gradients(optimizer: TrustRatioOptimizer, step: int = 0) -> None:
+def set_gradients(optimizer: Family, step: int = 0) -> None:
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for i, param in enumerate(params):
         param.grad = gradient(param, 100 * step + i)
@@ -391,7 +394,7 @@ def test_groups_that_differ_in_compiled_options_have_separate_launches(device) -
         {"ns_coefficients": "dion"},
         {"eps": 2.0},
         {"maximize": True},
-        {"norm": "none"},
+        {"ratio": "none"},
         {"element_wise": False, "norm": "l2"},
         {"weight_bound": False},
     ]
@@ -506,7 +509,7 @@ def test_compiled_options_may_change_too(device) -> None:
         {"scale": "spectral"},
         {"eps": 2.0},
         {"maximize": True},
-        {"norm": "none"},
+        {"ratio": "none"},
         {"norm": "l2", "element_wise": False},
         {"norm": "max", "element_wise": True, "weight_bound": False},
     ):
@@ -611,7 +614,7 @@ def test_a_gathered_matrix_that_is_too_large_for_the_kernels_is_left_to_the_eage
     """Whose shards are small: the refusal of a parameter does not see it."""
     (group,) = muon(parameters([(5, 9)], device), ns_steps=2, fused=True).param_groups
     monkeypatch.setattr(refusals, "MAX_MATRIX", 44)
-    direction, n_1RC = direction_of(group), gradient(group["params"][0], 0)[None]
+    direction, n_1RC = Spec.of(group).direction, gradient(group["params"][0], 0)[None]
     wholes = [Whole(Spec.of(group), (n_1RC,), 1)]
     with mock.patch.object(engine, "Polar", side_effect=AssertionError):
         ((x_1RC,),) = FusedEngine(torch.device(device)).form(wholes)
@@ -640,8 +643,8 @@ def test_the_sizes_are_exact(device) -> None:
     engine = optimizer._engines[params[0].device]
     for i, weight in enumerate(before):
         measured = engine._slots[i][0].view(engine._shared.sizes[0])
-        sizes = algorithm.sizes(weight.view(-1, 5, 3), algorithm.Rule(), is_vector=False)
-        assert_same_bits(list(measured), list(sizes))
+        expected = sizes(weight.view(-1, 5, 3), Merit(), is_vector=False)
+        assert_same_bits(list(measured), list(expected))
 
 
 def test_gradients_in_new_tensors_are_used(device) -> None:

@@ -24,7 +24,7 @@ pytest.importorskip("triton", reason="the fused engine needs triton, which is no
 from fused_cases import gradient, parameters
 
 from merit_optim import Muon, MuonMERIT, NorMuon
-from merit_optim.optim.directions.newton_schulz import COEFFICIENTS, polar
+from merit_optim.optim.axes.directions.newton_schulz import COEFFICIENTS, polar
 from merit_optim.optim.engines.fused.engine import FusedEngine
 from merit_optim.optim.engines.fused.launch import HeldLaunch
 from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar

@@ -14,8 +14,8 @@ pytest.importorskip("triton", reason="the fused engine needs triton, which is no
 import triton
 import triton.language as tl
 
-from merit_optim.optim.directions import Muon
-from merit_optim.optim.directions.newton_schulz import COEFFICIENTS, Coefficients, polar
+from merit_optim.optim.axes.directions import Muon
+from merit_optim.optim.axes.directions.newton_schulz import COEFFICIENTS, Coefficients, polar
 from merit_optim.optim.engines.fused import newton_schulz, product_kernels
 from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar, ProductTile, num_together
 

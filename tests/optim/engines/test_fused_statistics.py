@@ -24,7 +24,7 @@ VARIANTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (MERIT, {"element_wise": False}),
     (MERIT, {"weight_bound": False}),
     (MERIT, {"matrix_dims": 2, "maximize": True}),
-    (MERIT, {"norm": "none", "clip": 0.5}),
+    (MERIT, {"ratio": "none", "clip": 0.5}),
     (LAMB, {"clip": 0.5}),
     (MaxLAMB, {}),
 ]

@@ -13,10 +13,10 @@ from optimizer_cases import assert_unchanged, snapshot
 
 from merit_optim import MERIT, SOAPMERIT, Muon, MuonMERIT, OrScale
 
-ADAMW = {"norm": "none", "clip": None, "bias_correction": True, "eps": 1e-8}
+ADAMW = {"ratio": "none", "clip": None, "bias_correction": True, "eps": 1e-8}
 
 
-@pytest.mark.parametrize("options", [ADAMW, {"norm": "none"}, {**ADAMW, "max_grad_norm": 0.5}])
+@pytest.mark.parametrize("options", [ADAMW, {"ratio": "none"}, {**ADAMW, "max_grad_norm": 0.5}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_steps_without_ratios_equal_the_eager_engine_s(device, dtype, options) -> None:
     with tiles():
@@ -103,7 +103,9 @@ def test_a_bad_step_is_skipped_by_both_engines(device) -> None:
         (OrScale, {"direction": "muon"}, "calibrated=True"),
         (SOAPMERIT, {"direction": "soap"}, "direction='soap'"),
         (MERIT, {"split": 3, "split_dim": 1}, "split=3 of columns"),
-        (MERIT, {"calibrated": True, "element_wise": False}, "calibrated=True"),
+        (MERIT, {"ratio": "weight", "calibrated": True}, "calibrated=True"),
+        (MERIT, {"ratio": "row"}, "ratio='row'"),
+        (MERIT, {"hold": "cautious"}, "hold='cautious'"),
     ],
 )
 def test_options_that_the_kernels_do_not_support_are_named(device, optimizer_class, group, option) -> None:

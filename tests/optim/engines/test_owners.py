@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from merit_optim import MERIT, SOAPMERIT, Muon, MuonMERIT, NorMuon
-from merit_optim.optim.directions import Muon as MuonDirection
-from merit_optim.optim.directions import Sent, Traffic
-from merit_optim.optim.directions import Soap as SoapDirection
+from merit_optim.optim.axes.directions import Muon as MuonDirection
+from merit_optim.optim.axes.directions import Sent, Traffic
+from merit_optim.optim.axes.directions import Soap as SoapDirection
 from merit_optim.optim.engines.eager.stored import Stored
 from merit_optim.optim.engines.ranks.mail import ALIGNMENT, Cut, Mail, Owned
 from merit_optim.optim.engines.ranks.owners import Matrix, matrix_of, plan_of
@@ -272,15 +272,15 @@ def test_state_of_stacked_matrices_is_refused_if_it_cannot_be_sharded() -> None:
         with pytest.raises(ValueError, match=r"stacks the matrices\. Here 2 do, of which dimension 1 is"):
             NorMuon([{"params": [stack], **options}])
         with pytest.raises(ValueError, match="merge them into one dimension, or shard another"):
-            MERIT([{"params": [stack], "matrix_dims": 2, "element_wise": False, "calibrated": True}])
+            MERIT([{"params": [stack], "matrix_dims": 2, "ratio": "weight", "calibrated": True}])
         MuonMERIT([{"params": [stack], **options}], neuron_beta=None)
         NorMuon([{"params": [sharded((2, 2, 4, 4), (2,), 2)], **options}])
-        with pytest.raises(ValueError, match="SOAP, neuron_beta and calibrated=True keep state for each"):
+        with pytest.raises(ValueError, match="SOAP, neuron_beta, calibrated=True and spheres keep state for"):
             SOAPMERIT([{"params": [stack], "direction": "soap", "matrix_dims": 2}])
 
 
 def test_a_list_that_was_changed_in_place_is_noticed() -> None:
-    group: dict[str, Any] = {"params": [], "direction": "muon", "split": [4, 2]}
+    group: dict[str, Any] = MERIT([nn.Parameter(torch.zeros(6, 2))], split=[4, 2]).param_groups[0]
     before = _signature([(Spec.of(group), [])])
     assert _signature([(Spec.of(group), [])]) == before
     group["split"][:] = [2, 4]

@@ -13,7 +13,7 @@ from merit_optim.optim.engines.ranks.placements import Crossing, crossing_of, lo
 from merit_optim.optim.engines.work import Names, Work
 
 # Sections of the worker for each number of ranks, and the number of their comparisons.
-ON_ALL = ["layouts", "matrices", "networks", "mixed", "behaviour"]
+ON_ALL = ["layouts", "matrices", "by rows", "networks", "mixed", "behaviour"]
 SECTIONS = {
     2: ([*ON_ALL, "tensor parallel", "replicas", "compiled"], 140),
     3: ([*ON_ALL, "in every dimension", "matrix behaviour"], 120),

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from merit_optim.optim.directions import Muon
+from merit_optim.optim.axes.directions import Muon
 
 ROOT = Path(__file__).parents[3]
 

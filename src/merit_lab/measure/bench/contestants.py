@@ -16,7 +16,7 @@ from torch.optim.optimizer import ParamsT
 from merit_lab.measure.bench.model import Parameters, WeightSpec
 from merit_lab.measure.bench.timing import Stepped
 from merit_optim import LAMB, MERIT, SOAP, SOAPMERIT, MaxLAMB, Muon, MuonMERIT, NorMuon
-from merit_optim.optim.directions import Soap
+from merit_optim.optim.axes.directions import Soap
 
 _DION = "git+https://github.com/microsoft/dion.git"
 _ANY = 10**12

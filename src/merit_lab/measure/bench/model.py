@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from merit_lab.models import PRESETS, ModelConfig, build
-from merit_optim.optim.directions import Muon
+from merit_optim.optim.axes.directions import Muon
+from merit_optim.optim.groups import divided
 from merit_optim.optim.kinds import Kind, kinds_of
 
 Shape = tuple[int, ...]
@@ -74,7 +75,8 @@ class Parameters:
     @property
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups in the form of ``param_groups``, for optimizers that need the kinds."""
-        return [{"params": self.all, "param_kinds": self.kinds}]
+        kinds = {param: {"kind": kind} for param, kind in zip(self.all, self.kinds, strict=True)}
+        return divided({"params": self.all}, kinds)
 
 
 class Floor(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from merit_optim.optim.directions.newton_schulz import factor_dtype
+from merit_optim.optim.axes.directions.newton_schulz import factor_dtype
 
 FEWEST_STEPS = 5
 FEWEST_CYCLES = 3

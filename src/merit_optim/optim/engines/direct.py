@@ -21,11 +21,9 @@ def _definition(item: Item, weight: Tensor, grad: Tensor, *state: Tensor) -> tup
         weight,
         grad,
         state,
-        direction=item.spec.direction,
-        rule=item.spec.rule,
+        spec=item.spec,
         lr=scalar(item.lr, weight.device),
         weight_decay=item.weight_decay,
-        view=item.spec.view,
         step=item.step.clone(),  # autograd saves it, and the next step changes the count in place
     )
     return result.weight, *result.state

@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from merit_optim.optim.directions import Extent
+from merit_optim.optim.axes.holds import Products
 from merit_optim.optim.engines.plan import Slot
-from merit_optim.optim.matrices import View
+from merit_optim.optim.matrices import Extent, View
 from merit_optim.optim.spec import Spec
 from merit_optim.optim.statistics import Recorder
 
@@ -45,6 +45,10 @@ class Part(Protocol):
     def is_cut(self) -> bool:
         """Whether the directions need whole matrices and no rank has them. It is then a ``MatrixPart``."""
 
+    @property
+    def has_products(self) -> bool:
+        """Whether its hold needs products of w and c. It is then a ``ProductPart``."""
+
     def advance(self) -> None:
         """Update the state of the directions, and measure w and u."""
 
@@ -64,6 +68,23 @@ class MatrixPart(Part, Protocol):
 
     def after(self, formed: Sequence[Formed]) -> None:
         """Complete ``advance`` with this rank's part of the result of ``whole`` for each weight."""
+
+
+class ProductPart(Part, Protocol):
+    """A weight whose hold needs products. If ranks share it, ``apply`` has two phases."""
+
+    @property
+    def originals(self) -> list[Tensor]:
+        """The parameter as it is in its group."""
+
+    products: dict[int, Products]
+    """Those of this rank's lines, by the number of the matrix, once ``scale`` has formed them."""
+
+    def scale(self, recorder: Recorder | None) -> None:
+        """Compute the ratios and c, and the products of w and c."""
+
+    def settle(self, recorder: Recorder | None) -> None:
+        """Update w, with the products of all ranks."""
 
 
 class Whole(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from merit_optim.optim.algorithm import Sizes
+from merit_optim.optim.axes.ratios import Sizes
 from merit_optim.optim.matrices import Matrices
 
 

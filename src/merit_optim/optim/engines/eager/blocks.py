@@ -1,12 +1,11 @@
-"""What is done with one block of a weight: measure it, and scale it by the ratios of its weight."""
+"""One block of a weight: its sizes are merged into those of the weight, and its ratios taken from them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from merit_optim.optim import algorithm
-from merit_optim.optim.algorithm import Sizes
+from merit_optim.optim.axes.ratios import Sizes
 from merit_optim.optim.engines.eager.stored import Block
 
 
@@ -38,38 +37,11 @@ def reduce_into(block: Block, magnitude: Tensor, total: Sizes, norm: str) -> Non
     merge(whole, reduce(rows, -1), out=whole)
 
 
-def block_ratio(block: Block, ratio: Sizes, no_ratio: Sizes | None) -> Tensor:
-    """Return s of one block from the ratios of its weight, as algorithm.element_ratio defines it."""
-    rule, (whole, rows, columns) = block.tensors.rule, _of_block(block, ratio)
-    if rows is None or columns is None:
-        return algorithm.bounded(whole, rule)
-    if rule.weight_bound:
-        rows = torch.maximum(rows, whole)
-    scale = algorithm.bounded(torch.maximum(rows, columns), rule)
-    if no_ratio is not None:
-        _, no_rows, no_columns = _of_block(block, no_ratio)
-        assert no_rows is not None and no_columns is not None
-        scale.masked_fill_(no_rows | no_columns, 1)
-    return scale
-
-
-def bounded_by_whole(block: Block, ratio: Sizes, scale: Tensor) -> Tensor | None:
-    """Mark the elements whose s is the weight-wise ratio, because it exceeds both row's and column's."""
-    whole, rows, columns = _of_block(block, ratio)
-    if rows is None or columns is None or not block.tensors.rule.weight_bound:
-        return None
-    return (torch.maximum(rows, columns) < whole) & (scale == whole)
-
-
-def _of_block(block: Block, of_weight: Sizes) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the block's whole, rows and columns in shapes that broadcast to (N, R, C)."""
-    whole_N, rows_NR, columns_NC = of_weight.whole_N, of_weight.rows_NR, of_weight.columns_NC
-    if not block.piece.is_whole:
-        matrices, rows = block.piece.matrices, block.piece.rows
-        whole_N = whole_N[matrices]
-        rows_NR = None if rows_NR is None else rows_NR[matrices, rows]
-        columns_NC = None if columns_NC is None else columns_NC[matrices]
-    whole_N11 = whole_N.view(-1, 1, 1)
+def of_block(block: Block, of_weight: Sizes) -> Sizes:
+    """The sizes, or ratios, of a block's rows, of all columns, and of its matrices."""
+    if block.piece.is_whole:
+        return of_weight
+    (rows_NR, columns_NC, whole_N), matrices = of_weight, block.piece.matrices
     if rows_NR is None or columns_NC is None:
-        return whole_N11, None, None
-    return whole_N11, rows_NR.unsqueeze(2), columns_NC.unsqueeze(1)
+        return Sizes(None, None, whole_N[matrices])
+    return Sizes(rows_NR[matrices, block.piece.rows], columns_NC[matrices], whole_N[matrices])

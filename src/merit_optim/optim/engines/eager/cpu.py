@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim.engines.eager import limits
-from merit_optim.optim.engines.eager.blocks import block_ratio, bounded_by_whole, in_dtype, reduce_into
+from merit_optim.optim.engines.eager.blocks import in_dtype, of_block, reduce_into
 from merit_optim.optim.engines.eager.foreach import EagerPart
 from merit_optim.optim.engines.eager.stored import Block, Stack, Stored
 from merit_optim.optim.engines.plan import pieces
@@ -52,7 +52,10 @@ class CpuPart(EagerPart):
 
     def advance(self) -> None:
         (stored,) = self.all_stored
-        norm, keeps = stored.rule.norm, stored.num_elements <= limits.KEPT_PIECES * limits.PIECE_ELEMENTS_CPU
+        norm, keeps = (
+            stored.spec.ratio.measures,
+            stored.num_elements <= limits.KEPT_PIECES * limits.PIECE_ELEMENTS_CPU,
+        )
         self.blocks: list[tuple[Block, Tensor | None]] = []
         """Each with its u, if it is kept."""
         if norm == "max":  # w and u are measured together; sums would be added in another order
@@ -108,20 +111,21 @@ class CpuPart(EagerPart):
 
     def apply(self, recorder: Recorder | None) -> None:
         ratios, unscaled = self._ratios()
-        lr, clip = self.numbers.lr, self.tensors[0].rule.clip
+        lr, spec = self.numbers.lr, self.all_stored[0].spec
         for block, update in reversed(self.blocks):  # the last ones are still in the cache
-            tensors, ratio = block.tensors, ratios[block.tensors.number]
+            tensors, ratio = block.tensors, of_block(block, ratios[block.tensors.number])
             stored = block.of(tensors.weight)
             weight = in_dtype(self.dtype, stored)
             if update is None:
                 update = self._update(block, weight)
-            scale = block_ratio(block, ratio, None if unscaled is None else unscaled[tensors.number])
+            no_ratio = None if unscaled is None else of_block(block, unscaled[tensors.number])
+            scale = spec.ratio.scale(ratio, no_ratio)
             update.mul_(scale)
             if recorder is not None:
-                bounded = bounded_by_whole(block, ratio, scale)
-                recorder.add(tensors.item.name, measure(weight, update, scale, bounded, clip, lr))
-            if clip is not None:
-                update.clamp_(-clip, clip)
+                taken = spec.ratio.clipped(update) * lr
+                recorder.add(tensors.item.name, measure(weight, update, scale, ratio, spec.ratio, taken))
+            if spec.ratio.clip is not None:
+                update.clamp_(-spec.ratio.clip, spec.ratio.clip)
             weight.sub_(update.mul_(lr))
             store(stored, weight, None)
         self.all_stored[0].return_copies()

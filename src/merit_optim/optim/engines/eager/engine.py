@@ -8,8 +8,9 @@ to memory, and temporaries are the size of a block rather than of a weight. Smal
 On a CPU, a whole weight goes through both phases before the next one starts (``cpu.py``). u is kept between
 the phases unless the weight is very large. Small weights of the same shape are copied into one stack.
 
-A direction that needs whole matrices is formed once, in the first phase, and held until the second is done
-(``held.py``). If ranks share these matrices, the first phase is split in two, and the whole matrices are
+That is so with Adam's direction, trust ratios and decay inside. Every other choice is computed by its own
+functions, one whole weight at a time (``whole.py``); the update is formed once, in the first phase, and held.
+If ranks share the matrices that a direction needs, the first phase is split in two, and whole matrices are
 formed in between.
 """
 
@@ -22,12 +23,14 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim import algorithm
-from merit_optim.optim.directions import Adam, MatrixDirection
+from merit_optim.optim.axes.directions import Adam, MatrixDirection
+from merit_optim.optim.axes.holds import Decay
+from merit_optim.optim.axes.ratios import Merit, Unscaled, Weight
 from merit_optim.optim.engines.eager import limits
 from merit_optim.optim.engines.eager.cpu import CpuPart, Numbers
 from merit_optim.optim.engines.eager.foreach import EagerPart
-from merit_optim.optim.engines.eager.held import HeldPart
 from merit_optim.optim.engines.eager.stored import Stack, Stored
+from merit_optim.optim.engines.eager.whole import WholePart
 from merit_optim.optim.engines.part import Formed, Part, Share, Whole
 from merit_optim.optim.engines.work import Controls, Item, Work, items_of
 from merit_optim.optim.spec import Spec
@@ -52,6 +55,7 @@ def parts_of(
     for work in works:
         spec: Spec = work.spec
         direction = spec.direction
+        has_pieces = is_in_pieces(spec)
         may_stack = shares is None and not one_by_one and _can_be_stacked(work)
         stacks: dict[Hashable, list[Item]] = {}
         for item in items_of([work]):
@@ -68,10 +72,10 @@ def parts_of(
                 stacks.setdefault((item.param.shape, item.param.dtype, steps), []).append(item)
                 continue
             stored = Stored(item, None if shares is None else shares.get(item.original))
-            if isinstance(direction, Adam):
+            if has_pieces:
                 alike.setdefault((device, dtype), []).append(stored)
             else:
-                parts.append(HeldPart([stored], device, dtype, controls[device]))
+                parts.append(WholePart(stored, device, dtype, controls[device]))
         for items in stacks.values():
             first = items[0].param
             some = alike.setdefault((first.device, algorithm.compute_dtype(first)), [])
@@ -90,11 +94,19 @@ def parts_of(
     return parts
 
 
+_IN_PIECES = {Adam, Merit, Weight, Unscaled, Decay}
+
+
+def is_in_pieces(spec: Spec) -> bool:
+    """Whether weights are worked on in pieces: this engine has in-place code for exactly these choices."""
+    return {type(choice) for choice in spec.choices} <= _IN_PIECES and not spec.ratio.keys
+
+
 def _can_be_stacked(work: Work) -> bool:
     """Whether small weights may be stacked. In a stack, sums would be added in another order."""
     spec: Spec = work.spec
-    is_plain = isinstance(spec.direction, Adam) and spec.view.split is None and not spec.rule.calibrated
-    return is_plain and spec.rule.norm != "l2" and spec.foreach is not False and not is_fake(work.params[0])
+    is_plain = is_in_pieces(spec) and spec.view.split is None and spec.ratio.measures != "l2"
+    return is_plain and spec.foreach is not False and not is_fake(work.params[0])
 
 
 def form(wholes: Iterable[Whole]) -> Iterator[Formed]:

@@ -8,11 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from merit_optim.optim import algorithm
 from merit_optim.optim import torch_private as private
-from merit_optim.optim.algorithm import Sizes
+from merit_optim.optim.axes.ratios import Sizes
+from merit_optim.optim.axes.ratios.ratio import defined_quotient, quotient, undefined
 from merit_optim.optim.engines.eager import limits
-from merit_optim.optim.engines.eager.blocks import block_ratio, bounded_by_whole, in_dtype, reduce_into
+from merit_optim.optim.engines.eager.blocks import in_dtype, of_block, reduce_into
 from merit_optim.optim.engines.eager.stored import Block, Stack, Stored, Tensors
 from merit_optim.optim.engines.part import Place
 from merit_optim.optim.engines.plan import pieces, plan
@@ -31,7 +31,11 @@ class EagerPart:
         control: Control,
     ) -> None:
         self.layout = plan(
-            tuple((matrices, stored.rule.has_rows) for stored in all_stored for matrices in stored.matrices)
+            tuple(
+                (matrices, stored.spec.ratio.has_rows)
+                for stored in all_stored
+                for matrices in stored.matrices
+            )
         )
         self.device, self.dtype, self.control, self.all_stored = device, dtype, control, all_stored
         self.sizes = torch.zeros(2, self.layout.length, dtype=dtype, device=device)
@@ -52,24 +56,26 @@ class EagerPart:
         """Adam's direction needs no whole matrices."""
         return False
 
+    @property
+    def has_products(self) -> bool:
+        """Decay needs no products."""
+        return False
+
     def advance(self) -> None:
         """Update the state, and measure w and u."""
         self.buckets = list(_buckets(self.tensors))
         weight_sizes, update_sizes = map(self.layout.views, self.sizes.unbind(0))
         for bucket in self.buckets:
-            self._advance_bucket(bucket)
-            if bucket[0].tensors.rule.norm != "none":
+            _moments(bucket, self.dtype, self.control)
+            if bucket[0].tensors.item.spec.ratio.measures is not None:
                 _measure(bucket, self.dtype, weight_sizes, update_sizes)
-        norms = {tensors.rule.norm for tensors in self.tensors}
+        norms = {tensors.item.spec.ratio.measures for tensors in self.tensors}
         if norms == {"l2"}:
             self.sizes.sqrt_()
         elif "l2" in norms:
             for tensors in self.tensors:
-                if tensors.rule.norm == "l2":
+                if tensors.item.spec.ratio.measures == "l2":
                     self.sizes[:, tensors.slot.start : tensors.slot.end].sqrt_()
-
-    def _advance_bucket(self, bucket: list[Block]) -> None:
-        _moments(bucket, self.dtype, self.control)
 
     def apply(self, recorder: Recorder | None) -> None:
         """Change w."""
@@ -84,16 +90,9 @@ class EagerPart:
         """Return the ratios of every weight and a mask of the undefined ones, None if all are defined."""
         # Undefined ratios are rare and cost one more pass over every block. Checking is free on a CPU.
         all_defined = self.device.type == "cpu" and is_true(self.sizes.all(), if_fake=True)
-        ratio_of = algorithm.defined_ratio if all_defined else algorithm.ratio
+        ratio_of = defined_quotient if all_defined else quotient
         ratios = self.layout.views(ratio_of(*self.sizes.unbind(0)))
-        for tensors in self.tensors:
-            if tensors.rule.calibrated:
-                weight, update = map(tensors.slot.view, self.sizes.unbind(0))
-                old_N11 = tensors.state[-1]
-                relative_N11, first_N11 = algorithm.relative_to_first(weight, update, old_N11.to(self.dtype))
-                store(old_N11, first_N11, self.control.skip)
-                ratios[tensors.number].whole_N.copy_(relative_N11.flatten())
-        return ratios, None if all_defined else self.layout.views(algorithm.undefined(*self.sizes))
+        return ratios, None if all_defined else self.layout.views(undefined(*self.sizes))
 
 
 def _buckets(all_tensors: list[Tensors]) -> Iterator[list[Block]]:
@@ -151,9 +150,6 @@ def _moments(bucket: list[Block], dtype: torch.dtype, control: Control) -> None:
 def _updates(bucket: list[Block], dtype: torch.dtype, weights: list[Tensor]) -> list[Tensor]:
     """Form u as new tensors."""
     decays = private.foreach_mul(weights, bucket[0].tensors.item.weight_decay)
-    held = [b.of(b.tensors.d) for b in bucket if b.tensors.d is not None]
-    if held:
-        return list(private.foreach_add(held, decays))
     updates = _directions(bucket, dtype)
     private.foreach_add_(updates, decays)
     return updates
@@ -184,7 +180,7 @@ def _measure(
     """Measure the rows, columns and wholes of a bucket; for l2, sums of squares."""
     weights = _in(dtype, [b.of(b.tensors.weight) for b in bucket])
     updates = _updates(bucket, dtype, weights)
-    norm = bucket[0].tensors.rule.norm
+    norm = bucket[0].tensors.item.spec.ratio.measures
     if norm == "max":
         weights = list(private.foreach_abs(weights))
         private.foreach_abs_(updates)
@@ -210,19 +206,19 @@ def _apply(
     stored = [b.of(b.tensors.weight) for b in bucket]
     weights = _in(dtype, stored, copy=control.skip is not None)
     updates = _updates(bucket, dtype, weights)
+    ratio = item.spec.ratio
+    of_blocks = [of_block(block, ratios[block.tensors.number]) for block in bucket]
     scales = [
-        block_ratio(
-            block, ratios[block.tensors.number], None if unscaled is None else unscaled[block.tensors.number]
-        )
-        for block in bucket
+        ratio.scale(now, None if unscaled is None else of_block(block, unscaled[block.tensors.number]))
+        for block, now in zip(bucket, of_blocks, strict=True)
     ]
     private.foreach_mul_(updates, scales)
-    clip = item.spec.rule.clip
-    lr = scalar(item.lr, weights[0].device)
+    clip, lr = ratio.clip, scalar(item.lr, weights[0].device)
     if recorder is not None:
-        for block, weight, scaled, scale in zip(bucket, weights, updates, scales, strict=True):
-            bounded = bounded_by_whole(block, ratios[block.tensors.number], scale)
-            recorder.add(block.tensors.item.name, measure(weight, scaled, scale, bounded, clip, lr))
+        of_bucket = zip(bucket, of_blocks, weights, updates, scales, strict=True)
+        for block, now, weight, scaled, scale in of_bucket:
+            taken = ratio.clipped(scaled) * lr
+            recorder.add(block.tensors.item.name, measure(weight, scaled, scale, now, ratio, taken))
     if clip is not None:
         if len(updates) == 1:  # a single pass; foreach has no clamp with two bounds
             updates[0].clamp_(-clip, clip)

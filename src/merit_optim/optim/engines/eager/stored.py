@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from merit_optim.optim.algorithm import Rule
-from merit_optim.optim.directions import Adam
-from merit_optim.optim.directions.adam import BiasCorrection
+from merit_optim.optim.axes.directions import Adam
+from merit_optim.optim.axes.directions.adam import BiasCorrection
 from merit_optim.optim.engines.part import Share
 from merit_optim.optim.engines.plan import Piece, Slot
 from merit_optim.optim.engines.work import Item
@@ -24,7 +23,6 @@ class Tensors(NamedTuple):
     """A weight, or one of the matrices it is split into, with its gradient and state, all as (N, R, C)."""
 
     item: Item
-    rule: Rule
     number: int
     """The index of its slot in the plan of its part."""
     slot: Slot
@@ -32,8 +30,6 @@ class Tensors(NamedTuple):
     grad: Tensor
     state: tuple[Tensor, ...]
     correction: BiasCorrection | None
-    d: Tensor | None = None
-    """The direction, if it is formed from whole matrices and held. None if each block forms its own."""
 
 
 class Block(NamedTuple):
@@ -48,20 +44,21 @@ class Block(NamedTuple):
 
 
 class Stored:
-    """A weight with its tensors as stored, and its direction, rule and view."""
+    """A weight with its tensors as stored, its spec, and its view."""
 
     def __init__(self, item: Item, share: Share | None = None) -> None:
-        spec: Spec = item.spec
-        self.item, self.direction, self.rule, self.share = item, spec.direction, spec.rule, share
-        self.view = spec.view if share is None else share.view
+        self.item, self.share = item, share
+        self.spec: Spec = item.spec
+        self.view = self.spec.view if share is None else share.view
         self.tensors = (item.param.detach(), *item.state)
         # Views if the strides allow it, else copies that return_copies writes back.
         shape = item.param.shape
         self.shape_NRC, self.matrices = shapes_of(self.view, shape)
         """Its shape before it is split, and the matrices that each have their own ratios."""
+        has_its_shape = [True, *(shape is None for shape in self._state_shapes.values())]
         self.seen = [
             x.reshape(self.shape_NRC) if like_weight else x
-            for x, like_weight in zip(self.tensors, self._like_weight, strict=True)
+            for x, like_weight in zip(self.tensors, has_its_shape, strict=True)
         ]
 
     @property
@@ -74,18 +71,22 @@ class Stored:
         grad = self.item.grad.reshape(self.shape_NRC)
         if self.view.split is None:
             weight, *state = self.seen
-            yield Tensors(self.item, self.rule, *next(slots), weight, grad, tuple(state), correction)
+            yield Tensors(self.item, *next(slots), weight, grad, tuple(state), correction)
             return
         weights, *states = map(self.cut_part, self.seen, self._like_weight)
         grads = self.view.cut_matrices(grad, shape)
         for weight, grad, *state in zip(weights, grads, *states, strict=True):
-            yield Tensors(self.item, self.rule, *next(slots), weight, grad, tuple(state), correction)
+            yield Tensors(self.item, *next(slots), weight, grad, tuple(state), correction)
+
+    @property
+    def _state_shapes(self) -> dict[str, tuple[int, ...] | None]:
+        return self.spec.shapes(self.view.matrices(self.item.param.shape))
 
     @property
     def _like_weight(self) -> list[bool]:
-        """Whether the weight, and each state tensor, has the weight's shape."""
-        shapes = self.direction.shapes(self.view.matrices(self.item.param.shape))
-        return [True, *(shape is None for shape in shapes), *(False for _ in self.rule.keys)]
+        """Whether the weight, and each state tensor, is cut like the weight: also the rows of a hold."""
+        rows = self.spec.hold.keys_by_rows
+        return [True, *(shape is None or key in rows for key, shape in self._state_shapes.items())]
 
     def cut_part(self, x_NRC: Tensor, like_weight: bool) -> tuple[Tensor, ...]:
         """Split a tensor into these matrices. If it lacks the weight's shape, every rank has all of it."""
@@ -108,9 +109,9 @@ class Stack:
     """
 
     def __init__(self, items: list[Item]) -> None:
-        spec: Spec = items[0].spec
-        self.items, self.rule = items, spec.rule
-        num, rows, columns, is_vector = spec.view.matrices(self.item.param.shape)
+        self.items = items
+        self.spec: Spec = items[0].spec
+        num, rows, columns, is_vector = self.spec.view.matrices(self.item.param.shape)
         self.matrices = (Matrices(len(items) * num, rows, columns, is_vector),)
         states = zip(*(item.state for item in items), strict=True)
         self.stored = [[item.param for item in items], *map(list, states)]
@@ -129,7 +130,7 @@ class Stack:
         sources = *self.stored, [item.grad for item in self.items]
         *self.copies, grad = (torch.stack(tensors).reshape(self.matrices[0].shape) for tensors in sources)
         weight, *state = self.copies
-        yield Tensors(self.item, self.rule, *next(slots), weight, grad, tuple(state), correction)
+        yield Tensors(self.item, *next(slots), weight, grad, tuple(state), correction)
 
     def return_copies(self) -> None:
         for tensors, x_NRC in zip(self.stored, self.copies, strict=True):
@@ -139,7 +140,7 @@ class Stack:
 def _correction(item: Item) -> BiasCorrection | None:
     """Return Adam's bias correction. A step count on the host is read; one on a device stays there."""
     direction = item.spec.direction
-    if not (isinstance(direction, Adam) and direction.bias_correction):
+    if type(direction) is not Adam or not direction.bias_correction:
         return None
     return direction.correction(item.step.item() if item.step.is_cpu else item.step)
 

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merit_optim.optim.directions import Extent, MatrixDirection, Muon
+from merit_optim.optim.axes.directions import MatrixDirection, Muon
 from merit_optim.optim.engines.fused import kernels
+from merit_optim.optim.engines.fused.known import is_muon
 from merit_optim.optim.engines.fused.launch import (
     HeldLaunch,
     Launch,
@@ -33,7 +34,7 @@ from merit_optim.optim.engines.fused.tables import KernelWeight, StepTensors, Ti
 from merit_optim.optim.engines.part import Formed, Part, Share, Whole
 from merit_optim.optim.engines.plan import Plan, plan
 from merit_optim.optim.engines.work import Control, Work, originals_of, pick
-from merit_optim.optim.matrices import Matrices
+from merit_optim.optim.matrices import Extent, Matrices
 from merit_optim.optim.spec import Spec
 
 # The fastest tiles that benchmarks/tiles.py measured on an H200; see docs/performance.md.
@@ -104,7 +105,7 @@ class FusedEngine:
         for i, (spec, gathered, step) in enumerate(wholes):
             direction = spec.direction
             assert isinstance(direction, MatrixDirection)
-            if isinstance(direction, Muon) and can_be_formed(spec, gathered[0]):
+            if is_muon(direction) and can_be_formed(spec, gathered[0]):
                 iteration = Iteration.of(direction, *gathered[0].shape[1:])
                 alike.setdefault(iteration, []).append(i)
             else:
@@ -152,7 +153,7 @@ class FusedEngine:
                 matrices_of[i] = view.split_matrices(tensors.params[i].shape)
         self._unfused = set(range(len(originals))) - matrices_of.keys()
         layout: Plan = plan(
-            tuple((part, specs[i].rule.has_rows) for i, parts in matrices_of.items() for part in parts)
+            tuple((part, specs[i].ratio.has_rows) for i, parts in matrices_of.items() for part in parts)
         )
         slots = iter(layout.slots)
         self._slots = {i: [next(slots) for _ in parts] for i, parts in matrices_of.items()}
@@ -164,7 +165,7 @@ class FusedEngine:
                 parts = (specs[i].view.matrices(param.shape),) * len(parts)
             variants = [variant_of(specs[i], part, is_cut, param, *others) for part in parts]
             weights = weights_of(i, self._slots[i], group_numbers[i])
-            if isinstance(direction := specs[i].direction, Muon):
+            if is_muon(direction := specs[i].direction):
                 weights = _held(weights, direction, share)
             for w in weights:
                 members.setdefault(variants[w.part], []).append(w)
@@ -190,14 +191,14 @@ class FusedEngine:
     def _send_hyper(self, works: list[Work], resend: bool) -> None:
         values: list[float] = []
         for work in works:
-            direction, rule, lr = work.spec.direction, work.spec.rule, work.lr
-            beta1, beta2 = direction.averages
+            direction, ratio, lr = work.spec.direction, work.spec.ratio, work.lr
+            beta1, beta2 = (direction.momentum, 0.0) if is_muon(direction) else direction.betas
             if isinstance(lr, Tensor):
                 # Read on the host; copied into the table below on a device.
                 lr = lr.item() if lr.device.type == "cpu" else math.inf
             values += (lr, beta1, 1 - beta1, beta2, 1 - beta2, direction.eps, work.weight_decay)
-            values.append(math.inf if rule.clip is None else rule.clip)
-            values += (-math.inf, math.inf) if rule.bounds is None else rule.bounds
+            values.append(math.inf if ratio.clip is None else ratio.clip)
+            values += ratio.ratio_bounds or (-math.inf, math.inf)
         packed, hyper = array.array("f", values), self._shared.hyper
         if resend or packed != self._hyper_values:
             self._sender.send(torch.frombuffer(packed, dtype=torch.float32).view(hyper.shape), hyper)

@@ -11,10 +11,12 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from merit_optim.optim.directions import Adam, Muon
-from merit_optim.optim.directions.muon import NEURON_EPS
+from merit_optim.optim.axes.directions import Adam
+from merit_optim.optim.axes.directions.muon import NEURON_EPS
+from merit_optim.optim.axes.ratios import Merit
 from merit_optim.optim.engines.fused import kernels
 from merit_optim.optim.engines.fused.compiled import Kernel
+from merit_optim.optim.engines.fused.known import is_muon
 from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar
 from merit_optim.optim.engines.fused.tables import KernelWeight, Tile, grid_of
 from merit_optim.optim.engines.work import Control
@@ -62,7 +64,7 @@ class Variant(NamedTuple):
     aligned: bool
     """Whether 16-byte accesses are possible everywhere."""
     has_rows: bool
-    norm: str
+    norm: str | None
     weight_bound: bool
     maximize: bool
     bias_correction: bool
@@ -79,10 +81,10 @@ def variant_of(
     second: Tensor,
 ) -> Variant:
     """The variant of a parameter's matrices, or of those that it is split into."""
-    rule, direction = spec.rule, spec.direction
+    ratio, direction = spec.ratio, spec.direction
     tensors = (param, grad, first, second)
     held = None
-    if isinstance(direction, Muon):
+    if is_muon(direction):
         iteration = Iteration.of(direction, matrices.rows, matrices.columns)
         held = Held(iteration, direction.nesterov, is_cut, direction.neuron_beta)
     return Variant(
@@ -90,9 +92,9 @@ def variant_of(
         grad.dtype,
         first.dtype,
         matrices.columns % 16 == 0 and all(x.data_ptr() % 16 == 0 for x in tensors),
-        rule.has_rows,
-        rule.norm,
-        rule.weight_bound,
+        ratio.has_rows,
+        ratio.measures,
+        not isinstance(ratio, Merit) or ratio.weight_bound,
         spec.maximize,
         isinstance(direction, Adam) and direction.bias_correction,
         held,
@@ -146,7 +148,7 @@ class Launch:
             kernels.moments,
             self.moments_grid.num_programs,
             GRAD=TRITON[variant.grad],
-            MEASURE=variant.norm != "none",
+            MEASURE=variant.norm is not None,
             L2=variant.norm == "l2",
             MAXIMIZE=variant.maximize,
             **same,

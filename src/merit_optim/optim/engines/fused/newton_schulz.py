@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from merit_optim.optim.directions import Muon
-from merit_optim.optim.directions.newton_schulz import Coefficients, Pass
+from merit_optim.optim.axes.directions import Muon
+from merit_optim.optim.axes.directions.newton_schulz import Coefficients, Pass
 from merit_optim.optim.engines import interpreting
 from merit_optim.optim.engines.fused import product_kernels as kernels
 from merit_optim.optim.engines.fused.compiled import Kernel

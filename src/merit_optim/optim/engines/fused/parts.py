@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merit_optim.optim.directions import Adam
-from merit_optim.optim.directions.adam import bias_correction
+from merit_optim.optim.axes.directions.adam import bias_correction
 from merit_optim.optim.engines.fused import kernels
+from merit_optim.optim.engines.fused.known import is_muon
 from merit_optim.optim.engines.fused.launch import HeldDirections, HeldLaunch, Launch, Shared
 from merit_optim.optim.engines.fused.tables import StepTensors
 from merit_optim.optim.engines.part import Formed, Place
@@ -51,6 +51,11 @@ class FusedPart:
         """Adam's direction needs no whole matrices."""
         return False
 
+    @property
+    def has_products(self) -> bool:
+        """Decay needs no products."""
+        return False
+
     def advance(self) -> None:
         """Update m and v, and measure w and u."""
         with self._on_device():
@@ -58,7 +63,7 @@ class FusedPart:
 
     def _measure(self, held: HeldDirections | None = None) -> None:
         for launch, corrections in zip(self.launches, self._corrections, strict=True):
-            if launch.variant.norm != "none":  # without ratios, ``apply`` does everything in one pass
+            if launch.variant.norm is not None:  # without ratios, ``apply`` does everything in one pass
                 launch.run_moments(self.shared, corrections, self.control, held)
 
     def apply(self, recorder: Recorder | None) -> None:
@@ -70,7 +75,7 @@ class FusedPart:
     def _apply(self, recorder: Recorder | None, held: HeldDirections | None = None) -> None:
         shared, control = self.shared, self.control
         for launch, corrections in zip(reversed(self.launches), reversed(self._corrections), strict=True):
-            if launch.variant.norm == "none" and held is None:
+            if launch.variant.norm is None and held is None:
                 launch.run_moments(shared, corrections, control, at_once=recorder is None)
                 if recorder is None:
                     continue
@@ -155,7 +160,7 @@ class FusedHeldPart(FusedPart):
 
 def _corrections(work: Work, device: torch.device) -> Tensor:
     """(item, 2): Adam's bias corrections for the current step, which is counted at its end."""
-    if not isinstance(work.spec.direction, Adam):
+    if is_muon(work.spec.direction):
         return torch.ones(len(work.params), 2, dtype=torch.float32, device=device)
     steps = torch.stack(work.steps).to(device) + 1
     correction = bias_correction(steps, *work.spec.direction.betas)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from merit_optim.optim.directions import Muon
+from merit_optim.optim.engines.fused.known import is_muon, unknown_choice
 from merit_optim.optim.engines.fused.launch import TRITON
 from merit_optim.optim.spec import Spec
 
@@ -25,8 +23,7 @@ def refusal(spec: Spec, param: Tensor) -> str | None:
     if param.is_neg():
         return "it is a view that torch negates when it is read"
     matrices = spec.view.matrices(param.shape)
-    is_muon = isinstance(spec.direction, Muon)
-    if is_muon and matrices.rows * matrices.columns > MAX_MATRIX:
+    if is_muon(spec.direction) and matrices.rows * matrices.columns > MAX_MATRIX:
         return "it has a matrix of 2**31 elements or more"
     if matrices.columns > MAX_COLUMNS and not matrices.is_vector:
         return f"its rows have more than {MAX_COLUMNS} elements"
@@ -35,18 +32,14 @@ def refusal(spec: Spec, param: Tensor) -> str | None:
 
 def refused_options(spec: Spec) -> str | None:
     """Why no parameter with these options can be fused, or None."""
-    view, rule, direction = spec.view, spec.rule, spec.direction
+    view, ratio, direction = spec.view, spec.ratio, spec.direction
+    if unknown := unknown_choice(spec):
+        return f"the kernels do not support {unknown}"
     if view.split is not None and view.split_dim:
         return f"the kernels do not support split={view.split!r} of columns"
-    unknown: dict[str, Any] = {"calibrated": rule.calibrated}
-    if isinstance(direction, Muon):
-        unknown["ns_dtype"] = direction.ns_dtype if direction.ns_dtype != "bfloat16" else None
-    elif not direction.HAS_KERNELS:
-        unknown["direction"] = direction.NAME
-    for option, value in unknown.items():
-        if value:
-            return f"the kernels do not support {option}={value!r}"
-    if rule.norm == "l2" and rule.element_wise:
+    if is_muon(direction) and direction.ns_dtype != "bfloat16":
+        return f"the kernels do not support ns_dtype={direction.ns_dtype!r}"
+    if ratio.measures == "l2" and ratio.has_rows:
         return "norm='l2' with element_wise=True needs a sum for every row and column, which the kernels lack"
     return None
 
@@ -76,7 +69,7 @@ def can_be_fused(
         return False
     num, direction, view = param.numel(), spec.direction, spec.view
     num_second = num
-    if isinstance(direction, Muon) and direction.neuron_beta is not None:
+    if is_muon(direction) and direction.neuron_beta is not None:
         num_outputs = view.matrices(original.shape).shape[direction.output_dim]  # of whole matrices
         num_second = view.matrices(param.shape).num * num_outputs
     return (grad.numel(), first.numel(), second.numel()) == (num, num, num_second)

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from merit_optim.optim.directions import Extent
 from merit_optim.optim.engines.fused.kernels import CHUNK
 from merit_optim.optim.engines.plan import Slot
 from merit_optim.optim.engines.work import Work
+from merit_optim.optim.matrices import Extent
 
 
 class Tile(NamedTuple):

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from merit_optim.optim.algorithm import compute_dtype
-from merit_optim.optim.directions import MatrixDirection, Sent, Traffic
+from merit_optim.optim.axes.directions import MatrixDirection, Sent, Traffic
 from merit_optim.optim.engines.part import Form, Formed, MatrixPart, Whole
 from merit_optim.optim.engines.ranks.mail import Cut, Mail, Owned
 from merit_optim.optim.engines.ranks.placements import (

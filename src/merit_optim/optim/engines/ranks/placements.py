@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from merit_optim.optim.directions import Extent
 from merit_optim.optim.engines.part import Share
 from merit_optim.optim.engines.work import Work
-from merit_optim.optim.matrices import View, num_stacking
+from merit_optim.optim.matrices import Extent, View, num_stacking
+from merit_optim.optim.spec import Spec
 from merit_optim.optim.torch_private import finished, local_tensor, num_shards_before, shard_kinds
 
 if TYPE_CHECKING:
@@ -178,7 +178,10 @@ def share_of_region(view: View, shape: tuple[int, ...], region: Region, *, is_cu
     Extent(num_rows=4, num_columns=5, rows=slice(0, 2, None), columns=slice(0, 5, None))
     """
     matrix = region.since(num_stacking(len(shape), view.matrix_dims))
-    assert len(matrix.sizes) > 1, "vectors are not split, and have no direction of whole matrices"
+    if len(matrix.sizes) < 2:  # a vector, which is one row
+        (start,), (length,) = matrix if matrix.sizes else ((0,), (1,))
+        columns = slice(start, start + length)
+        return Share(view, (Extent(1, view.matrices(shape).columns, slice(0, 1), columns),), is_cut)
     # The columns of a rank are contiguous if only the first of their dimensions is sharded.
     starts = matrix.starts[0], math.prod(matrix.starts[1:2]) * math.prod(matrix.sizes[2:])
     lengths = matrix.sizes[0], math.prod(matrix.sizes[1:])
@@ -198,17 +201,20 @@ def share_of_region(view: View, shape: tuple[int, ...], region: Region, *, is_cu
     return Share(view._replace(split=tuple(some.stop - some.start for some in here)), extents, is_cut)
 
 
-def refusal(param: DTensor, view: View, *, has_stacked_state: bool) -> str | None:
-    """Why a sharded parameter cannot have this view or state for each of its stacked matrices; or None."""
-    mesh, num_batch_dims = param.device_mesh, num_stacking(param.ndim, view.matrix_dims)
+def refusal(param: DTensor, spec: Spec, *, has_stacked_state: bool) -> str | None:
+    """Why a sharded parameter cannot have this spec, or state for each of its stacked matrices; or None."""
+    mesh, view = param.device_mesh, spec.view
+    num_batch_dims = num_stacking(param.ndim, view.matrix_dims)
     for mesh_dim, dim in enumerate(sharded_dims("it", param)):
         if dim is None or mesh.size(mesh_dim) == 1:
             continue
+        if spec.hold.WHOLE_ROWS and dim > num_batch_dims:
+            return f"hold={spec.hold.NAME!r} needs whole rows: shard dimension {num_batch_dims}, not {dim}"
         if has_stacked_state and dim < num_batch_dims and num_batch_dims > 1:
             return (
-                "SOAP, neuron_beta and calibrated=True keep state for each stacked matrix, which can only be "
-                f"sharded if one dimension stacks the matrices. Here {num_batch_dims} do, of which dimension "
-                f"{dim} is sharded: merge them into one dimension, or shard another"
+                "SOAP, neuron_beta, calibrated=True and spheres keep state for each stacked matrix, which "
+                f"can only be sharded if one dimension stacks the matrices. Here {num_batch_dims} do, of "
+                f"which dimension {dim} is sharded: merge them into one dimension, or shard another"
             )
         if view.split is not None and view.split_dim == 1 and dim > num_batch_dims + 1:
             return (

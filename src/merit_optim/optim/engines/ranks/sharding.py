@@ -22,10 +22,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from merit_optim.optim.algorithm import compute_dtype
-from merit_optim.optim.directions import MatrixDirection
+from merit_optim.optim.axes.directions import MatrixDirection
 from merit_optim.optim.engines.gradients import norms
 from merit_optim.optim.engines.part import Place, Share
 from merit_optim.optim.engines.plan import Slot, plan
+from merit_optim.optim.engines.ranks.line_sums import LineSums
 from merit_optim.optim.engines.ranks.owners import Owners
 from merit_optim.optim.engines.ranks.placements import crossing_of_param, is_sharded, sharded_dims, share_of
 from merit_optim.optim.engines.ranks.process_groups import MeshRanks
@@ -108,6 +109,7 @@ class Sharding:
         """This rank's share of the matrices of a parameter, if its engine needs it."""
         self.owners = Owners(phases_of(members))
         self.exchanges: list[Exchange] = []
+        self.line_sums = LineSums()
         self.ranks: dict[str, MeshRanks] = {}
         """By the name of their process group."""
         self._numbers: dict[Tensor, int] = {}
@@ -135,12 +137,14 @@ class Sharding:
         over = [MeshRanks(mesh, (i,)) for i, dim in enumerate(dims) if dim is not None and mesh.size(i) > 1]
         self.spread_of[param] = tuple(ranks.group.group_name for ranks in over)
         self.ranks.update(zip(self.spread_of[param], over, strict=True))
-        if view.split is not None or isinstance(spec.direction, MatrixDirection):
+        has_products = spec.hold.line_dim(view) is not None
+        if view.split is not None or isinstance(spec.direction, MatrixDirection) or has_products:
             self.shares[param] = share_of(name, param, view)
+            self.line_sums.add(name, param, spec, self.shares[param])
             view = self.shares[param].view
         self.owners.add(name, param, group_index, spec)
-        if spec.rule.norm == "none":
-            return  # the update is element-wise, so there are no sizes to exchange
+        if spec.ratio.measures is None:
+            return  # there are no sizes to exchange
         crossing = crossing_of_param(name, param, view.matrix_dims)
         if not crossing.whole:
             return
@@ -148,10 +152,10 @@ class Sharding:
         kind = BufferKind(shard.device, compute_dtype(shard))
         self._numbers[param] = len(self.sharded)
         for matrices in view.split_matrices(shard.shape):
-            slot = plan(((matrices, spec.rule.has_rows),)).slots[0]
+            slot = plan(((matrices, spec.ratio.has_rows),)).slots[0]
             for which, mesh_dims in crossing._asdict().items():
                 for mesh_dim in mesh_dims if slot.has_rows or which == "whole" else ():
-                    ranks, is_sum = MeshRanks(mesh, (mesh_dim,)), spec.rule.norm == "l2"
+                    ranks, is_sum = MeshRanks(mesh, (mesh_dim,)), spec.ratio.measures == "l2"
                     self._exchange_of(ranks, kind, is_sum).carried.append((len(self.sharded), which))
             self.sharded.append(Sharded(slot, kind))
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim import validate
-from merit_optim.optim.directions.direction import Direction
+from merit_optim.optim.axes.directions.direction import Direction
+from merit_optim.optim.axes.registered import register
 
 
 def moments(
@@ -56,12 +57,11 @@ def quotient(
     return d if correction is None else d / correction.first
 
 
+@register("adam")
 @dataclass(frozen=True, kw_only=True)
 class Adam(Direction):
     """Adam's direction. It is element-wise, so engines can compute it in pieces of any shape."""
 
-    NAME: ClassVar[str] = "adam"
-    HAS_KERNELS: ClassVar[bool] = True
     SCHEDULED: ClassVar[tuple[str, ...]] = ("betas", "eps")
 
     betas: tuple[float, float] = (0.9, 0.95)
@@ -71,10 +71,6 @@ class Adam(Direction):
     @property
     def keys(self) -> tuple[str, ...]:
         return "exp_avg", "exp_avg_sq"
-
-    @property
-    def averages(self) -> tuple[float, float]:
-        return self.betas
 
     def check(self) -> None:
         validate.betas(self.betas)

@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from merit_optim.optim import validate
-from merit_optim.optim.directions.direction import Extent, MatrixDirection, Sent, Traffic
-from merit_optim.optim.directions.newton_schulz import (
+from merit_optim.optim.axes.directions.direction import MatrixDirection, Sent, Traffic
+from merit_optim.optim.axes.directions.newton_schulz import (
     COEFFICIENTS,
     Coefficients,
     NSCoefficients,
     coefficients_of,
     polar,
 )
-from merit_optim.optim.matrices import Matrices, View, num_stacking
+from merit_optim.optim.axes.registered import register
+from merit_optim.optim.axes.sums import sum_in_order
+from merit_optim.optim.matrices import Extent, Matrices, View, num_stacking
 
 ProductDtype = Literal["bfloat16", "float16", "float32"]
 PRODUCT_DTYPES: tuple[ProductDtype, ...] = ("bfloat16", "float16", "float32")
@@ -50,14 +52,13 @@ def polar_scale(scale: Scale, outputs: int, inputs: int) -> float:
             return 1.0
 
 
+@register("muon")
 @dataclass(frozen=True, kw_only=True)
 class Muon(MatrixDirection):
     """Muon's direction, and NorMuon's with ``neuron_beta``."""
 
-    NAME: ClassVar[str] = "muon"
     USES_STEP: ClassVar[bool] = False
-    HAS_KERNELS: ClassVar[bool] = True
-    USES_ORIENTATION: ClassVar[bool] = True
+    NEEDS_MATRICES: ClassVar[bool] = True
     SCHEDULED: ClassVar[tuple[str, ...]] = ("momentum",)
 
     momentum: float = 0.95
@@ -72,11 +73,6 @@ class Muon(MatrixDirection):
     """Whether columns are outputs and rows inputs. The polar factor is the same; the rest is not."""
 
     @property
-    def options(self) -> dict[str, Any]:
-        # Like split, transposed is a property of a weight: only groups that need it have it.
-        return {name: value for name, value in super().options.items() if name != "transposed"}
-
-    @property
     def keys(self) -> tuple[str, ...]:
         # The keys of torch.optim.Muon and of NorMuon.
         return (
@@ -89,10 +85,6 @@ class Muon(MatrixDirection):
     def keys_that_can_begin(self) -> tuple[str, ...]:
         # A common factor of the averages has no effect, so they need not know how many steps came before.
         return self.keys[1:]
-
-    @property
-    def averages(self) -> tuple[float, float]:
-        return self.momentum, 0.0
 
     @property
     def coefficients(self) -> Coefficients:
@@ -129,7 +121,7 @@ class Muon(MatrixDirection):
             )
         return None
 
-    def shapes(self, matrices: Matrices) -> tuple[tuple[int, ...] | None, ...]:
+    def shapes(self, matrices: Matrices, view: View) -> tuple[tuple[int, ...] | None, ...]:
         neurons = matrices.num, *self._neurons(matrices.rows, matrices.columns)
         return (None, neurons)[: len(self.keys)]
 
@@ -161,7 +153,6 @@ class Muon(MatrixDirection):
 
     def whole(self, gathered: tuple[Tensor, ...], step: float | Tensor = 1) -> tuple[Tensor, ...]:
         """The polar factor of N, and what ``after`` needs of it."""
-        del step
         (n_NRC,) = gathered
         products = self._product_dtype(n_NRC.dtype)
         x_NRC = polar(n_NRC, self.coefficients, self.ns_steps, products, self.eps)
@@ -176,7 +167,6 @@ class Muon(MatrixDirection):
         step: float | Tensor = 1,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The scaled polar factor; for NorMuon, with normalized outputs."""
-        del step
         (x_NRC, *of_outputs), (momentum_buffer, *averages) = formed, state
         assert x_NRC is not None
         scale = self.factor(extent.num_rows, extent.num_columns)
@@ -220,19 +210,7 @@ def mean_squares(x_NRC: Tensor, output_dim: int) -> Tensor:
     """The mean square of each output, as (N, R, 1) or (N, 1, C)."""
     squares_NRC = x_NRC.to(_wide(x_NRC.dtype), copy=True).square_()
     dim = 3 - output_dim
-    return _sum(squares_NRC, dim) / squares_NRC.shape[dim]
-
-
-def _sum(x_NRC: Tensor, dim: int) -> Tensor:
-    """The sum over a dimension, by adding its halves to each other.
-
-    torch's own depends, in the last bits, on how many matrices are stacked; engines may stack any number.
-    """
-    while (length := x_NRC.shape[dim]) > 1:
-        half = length // 2
-        first, second, odd = x_NRC.split((half, half, length % 2), dim)
-        x_NRC = torch.cat((first + second, odd), dim) if length % 2 else first + second
-    return x_NRC.sum(dim, keepdim=True)  # of one element, or none
+    return sum_in_order(squares_NRC, dim) / squares_NRC.shape[dim]
 
 
 def _equalizing(mean_sq: Tensor, average: Tensor, beta: float, num_inputs: int) -> tuple[Tensor, Tensor]:
@@ -246,6 +224,6 @@ def _equalizing(mean_sq: Tensor, average: Tensor, beta: float, num_inputs: int) 
     stored = (average.to(wide) * beta + mean_sq * (1 - beta)).to(average.dtype)
     root = stored.to(wide).sqrt() + NEURON_EPS
     dim = 1 if mean_sq.shape[2] == 1 else 2
-    size_N11 = (num_inputs * _sum(mean_sq, dim)).sqrt()
-    new_size_N11 = (num_inputs * _sum(mean_sq / root.square(), dim)).sqrt()
+    size_N11 = (num_inputs * sum_in_order(mean_sq, dim)).sqrt()
+    new_size_N11 = (num_inputs * sum_in_order(mean_sq / root.square(), dim)).sqrt()
     return (size_N11 / (new_size_N11 + NEURON_EPS)) / root, stored

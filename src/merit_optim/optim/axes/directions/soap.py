@@ -22,17 +22,19 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim import validate
-from merit_optim.optim.directions.adam import bias_correction, moments, quotient
-from merit_optim.optim.directions.direction import Extent, MatrixDirection, Sent, Traffic
-from merit_optim.optim.matrices import Matrices, View
+from merit_optim.optim.axes.directions.adam import bias_correction, moments, quotient
+from merit_optim.optim.axes.directions.direction import MatrixDirection, Sent, Traffic
+from merit_optim.optim.axes.registered import register
+from merit_optim.optim.matrices import Extent, Matrices, View
 
 
+@register("soap")
 @dataclass(frozen=True, kw_only=True)
 class Soap(MatrixDirection):
     """SOAP's direction, with the names and values of its authors' implementation."""
 
-    NAME: ClassVar[str] = "soap"
     READS_STEP: ClassVar[bool] = True
+    NEEDS_MATRICES: ClassVar[bool] = True
     SCHEDULED: ClassVar[tuple[str, ...]] = ("betas",)
 
     betas: tuple[float, float] = (0.95, 0.95)
@@ -77,7 +79,7 @@ class Soap(MatrixDirection):
                 return f"direction='soap' counts its steps on the host: use {option}=False"
         return None
 
-    def shapes(self, matrices: Matrices) -> tuple[tuple[int, ...] | None, ...]:
+    def shapes(self, matrices: Matrices, view: View) -> tuple[tuple[int, ...] | None, ...]:
         # A side that is not rotated has empty state, so that all parameters have the same keys.
         sides = self._rotated(matrices.rows, matrices.columns)
         rows, columns = ((matrices.num, side, side) for side in sides)
@@ -149,7 +151,6 @@ class Soap(MatrixDirection):
         step: float | Tensor = 1,
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         """d and the new state in its stored dtypes; no d in the first step."""
-        del dtype, extent
         d, *new = formed
         stored = (now.to(before.dtype) for now, before in zip(new, state, strict=True) if now is not None)
         return d if _num_taken(step) else None, tuple(stored)

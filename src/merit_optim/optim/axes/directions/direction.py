@@ -3,28 +3,20 @@
     d, state <- direction(g, state)
     u = d + weight_decay*w
 
-The ratios that scale u are in ``algorithm.py`` and do not depend on the direction.
+The ratios that scale u, and the holds that change w, do not depend on the direction.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from merit_optim.optim.matrices import Matrices, View
-
-
-class Extent(NamedTuple):
-    """The size of a whole matrix, and which of its rows and columns a rank has."""
-
-    num_rows: int
-    num_columns: int
-    rows: slice = slice(None)
-    columns: slice = slice(None)
+from merit_optim.optim.axes.choice import Choice
+from merit_optim.optim.matrices import Extent
 
 
 class Sent(NamedTuple):
@@ -45,76 +37,19 @@ class Traffic(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Direction(ABC):
+class Direction(Choice):
     """A direction with its options, which have the same names in a parameter group."""
 
-    NAME: ClassVar[str]
-    """The value of ``group["direction"]``."""
+    AXIS: ClassVar[str] = "direction"
     USES_STEP: ClassVar[bool] = True
     """Whether d depends on the number of the step."""
     READS_STEP: ClassVar[bool] = False
     """Whether the host reads that number for every matrix. It is then kept there, so that no read waits."""
-    HAS_KERNELS: ClassVar[bool] = False
-    """Whether the fused engine can form it."""
-    USES_ORIENTATION: ClassVar[bool] = False
-    """Whether d depends on which dimension has the outputs, as the option ``transposed`` says."""
-    SCHEDULED: ClassVar[tuple[str, ...]] = ()
-    """Options that may change from step to step: nothing depends on them that is kept between steps."""
-
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in fields(cls))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of a parameter group with this direction."""
-        return {"direction": self.NAME, **{name: getattr(self, name) for name in self.option_names()}}
-
-    def unscheduled(self) -> Self:
-        """The same with the defaults of scheduled options."""
-        return replace(self, **{name: getattr(type(self), name) for name in self.SCHEDULED})
-
-    @property
-    def averages(self) -> tuple[float, float]:
-        """For the kernels: the decay of the average of gradients, and of that of their squares."""
-        raise NotImplementedError(f"{type(self).__name__} has no kernels")
 
     @property
     @abstractmethod
     def keys(self) -> tuple[str, ...]:
-        """The names of the state tensors, the same for every parameter of a group."""
-
-    @property
-    def keys_that_can_begin(self) -> tuple[str, ...]:
-        """State that begins at zero where another optimizer's state, which is continued, does not have it."""
-        return ()
-
-    @abstractmethod
-    def check(self) -> None:
-        """Raise if an option is not allowed."""
-
-    def refusal(self, view: View, shape: torch.Size) -> str | None:
-        """Why a parameter of this shape cannot have this direction, or None."""
-        del view, shape
-        return None
-
-    def refused_options(self, group: dict[str, Any]) -> str | None:
-        """Why this direction does not support another option of the group, or None."""
-        del group
-        return None
-
-    def shapes(self, matrices: Matrices) -> tuple[tuple[int, ...] | None, ...]:
-        """The shape of each state tensor; None for the parameter's shape."""
-        del matrices
-        return (None,) * len(self.keys)
-
-    @property
-    def keys_by_rows(self) -> tuple[str, ...]:
-        """State that does not have the parameter's shape and whose rows are split among ranks.
-
-        Of other such state, each rank that shares a matrix holds all.
-        """
-        return ()
+        """The names of the state tensors. The first has the parameter's shape."""
 
     @abstractmethod
     def advance(
