@@ -23,6 +23,7 @@ from merit_optim.optim.axes.directions.newton_schulz import (
     Coefficients,
     NSCoefficients,
     coefficients_of,
+    num_products,
     polar,
 )
 from merit_optim.optim.axes.registered import register
@@ -189,8 +190,7 @@ class Muon(MatrixDirection):
 
     def num_operations(self, rows: int, columns: int) -> int:
         """The products of the Newton-Schulz passes."""
-        small, large = sorted((rows, columns))
-        return self.ns_steps * (4 * small**2 * large + 2 * small**3)
+        return num_products(rows, columns, self.ns_steps)
 
     def _sent_dtype(self, dtype: torch.dtype) -> torch.dtype:
         # Enough for products in bfloat16. The range of float16 is too small before normalization.

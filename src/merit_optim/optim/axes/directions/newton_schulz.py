@@ -74,6 +74,12 @@ def coefficients_of(value: NSCoefficients) -> Coefficients:
     return Coefficients(tuple((float(a), float(b), float(c)) for a, b, c in triples))
 
 
+def num_products(rows: int, columns: int, num_passes: int) -> int:
+    """The operations of the products of a matrix of this size."""
+    small, large = sorted((rows, columns))
+    return num_passes * (4 * small**2 * large + 2 * small**3)
+
+
 def polar(
     x_NRC: Tensor, coefficients: Coefficients, num_passes: int, dtype: torch.dtype, eps: float
 ) -> Tensor:

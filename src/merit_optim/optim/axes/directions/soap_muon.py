@@ -13,6 +13,7 @@ from merit_optim.optim.axes.directions.newton_schulz import (
     COEFFICIENTS,
     NSCoefficients,
     coefficients_of,
+    num_products,
     polar,
 )
 from merit_optim.optim.axes.directions.soap import Soap
@@ -31,6 +32,7 @@ class SoapMuon(Soap):
     ns_coefficients: NSCoefficients = "quintic"
     ns_dtype: ProductDtype = "bfloat16"
     scale: Scale = "rms"
+    transposed: bool = False
 
     def check(self) -> None:
         super().check()
@@ -45,5 +47,9 @@ class SoapMuon(Soap):
             return None, *state
         dtype = d_NRC.dtype if self.ns_dtype == "float32" else getattr(torch, self.ns_dtype)
         x_NRC = polar(d_NRC, coefficients_of(self.ns_coefficients), self.ns_steps, dtype, eps=1e-7)
-        outputs, inputs = d_NRC.shape[1:]
-        return x_NRC.to(d_NRC.dtype) * polar_scale(self.scale, outputs, inputs), *state
+        rows, columns = d_NRC.shape[1:]
+        scale = polar_scale(self.scale, *((columns, rows) if self.transposed else (rows, columns)))
+        return x_NRC.to(d_NRC.dtype) * scale, *state
+
+    def num_operations(self, rows: int, columns: int) -> int:
+        return super().num_operations(rows, columns) + num_products(rows, columns, self.ns_steps)
