@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -100,7 +101,7 @@ class _Part:
         """Construct the optimizer; explain errors."""
         make = cls if is_external(self.name) else partial(create, self.name)
         try:
-            optimizer = make(groups if _is_ours(cls) else merged(groups), **options)
+            optimizer = make(groups if _takes_kinds(cls) else merged(groups), **options)
         except Exception as error:  # an external class may raise anything
             if "use_muon" in str(error) and not any("use_muon" in group for group in groups):
                 return self._construct(cls, _sorted_for_muon(groups), options)
@@ -140,6 +141,11 @@ class _Part:
 
 def _is_ours(cls: Callable[..., Optimizer]) -> bool:
     return isinstance(cls, type) and issubclass(cls, SafeOptimizer)
+
+
+def _takes_kinds(cls: Callable[..., Optimizer]) -> bool:
+    """Whether groups may say their kind: a user's function may hand them to an optimizer of ours."""
+    return _is_ours(cls) or inspect.isfunction(cls)
 
 
 def _sorted_for_muon(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

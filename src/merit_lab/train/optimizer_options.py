@@ -64,14 +64,14 @@ def check_name(field: str, name: str) -> None:
 
 
 def class_of(name: str) -> Callable[..., Optimizer]:
-    """Return the class of an optimizer, from this package or external."""
+    """Return the class of an optimizer, or the function that makes it, from this package or external."""
     from merit_optim.optim.registry import OPTIMIZERS  # imports torch, which checking names does not need
 
     return load_class(name) if is_external(name) else OPTIMIZERS[name].optimizer
 
 
-def load_class(name: str) -> type[Optimizer]:
-    """Import the class of an external name; if there is no exact match, case is ignored."""
+def load_class(name: str) -> Callable[..., Optimizer]:
+    """Import the class or function of an external name; if there is no exact match, case is ignored."""
     check_name("the optimizer", name)
     short, _, class_name = name.partition(":")
     module_name = _SHORT_NAMES.get(short, short)
@@ -83,6 +83,9 @@ def load_class(name: str) -> type[Optimizer]:
             way_out = "install it with pip install '.[optim]'"
         raise ValueError(f"the optimizer is {name!r}, but {error}; {way_out}") from error
     optimizer = getattr(module, class_name, None)
+    if inspect.isfunction(optimizer) and optimizer.__module__ == module_name:
+        made: Callable[..., Optimizer] = optimizer
+        return made
     if optimizer is None:
         optimizer = _by_lower_case(module).get(class_name.lower())
     if not _is_optimizer(optimizer):
@@ -98,7 +101,7 @@ def load_class(name: str) -> type[Optimizer]:
     return optimizer
 
 
-def is_from_library(cls: type) -> bool:
+def is_from_library(cls: Callable[..., Any]) -> bool:
     """Whether a class is from torch or pytorch_optimizer."""
     return cls.__module__.startswith(tuple(f"{module}." for module in _SHORT_NAMES.values()))
 

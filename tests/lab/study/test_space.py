@@ -11,6 +11,7 @@ from merit_lab.study.contestant import Contestant
 from merit_lab.study.fields import with_values
 from merit_lab.study.space import point, space_of
 from merit_lab.train import OptimizerConfig, TrainConfig
+from merit_optim import compose
 
 BASE = TrainConfig(data=Path("data"), model=PRESETS["tiny"], batch=64, steps=200)
 
@@ -20,6 +21,12 @@ class Foreign(Optimizer):
 
     def __init__(self, params, lr=0.01, betas=(0.9, 0.99), shampoo_beta=0.95, weight_decay=0.0):
         super().__init__(params, {"lr": lr, "betas": (*betas, shampoo_beta), "decay": weight_decay})
+
+
+def composed(params, lr=0.01, weight_decay=0.1, momentum=0.9):
+    return compose(
+        params, direction="muon", hold="cautious", lr=lr, weight_decay=weight_decay, momentum=momentum
+    )
 
 
 def axes(text: str, *changes: str, base: TrainConfig = BASE) -> dict[str, tuple[float, float]]:
@@ -36,6 +43,7 @@ def axes(text: str, *changes: str, base: TrainConfig = BASE) -> dict[str, tuple[
         ("torch:SGD", "lr warmup momentum weight_decay"),
         ("torch:Muon,rest=adamw", "lr rest_lr warmup momentum weight_decay"),
         ("test_space:Foreign", "lr warmup beta1 beta2 weight_decay"),
+        ("test_space:composed", "lr warmup momentum weight_decay"),
         ("adamw,betas=0.9,0.99", "lr warmup weight_decay"),
         ("muon,momentum=0.9,rest_lr=0.01", "lr warmup weight_decay"),
     ],

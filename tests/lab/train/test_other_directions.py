@@ -58,3 +58,38 @@ def test_an_option_that_the_optimizer_does_not_have_is_refused(changed, name, op
     config = changed(**{"optimizer.name": name, "optimizer.options": (option,)})
     with pytest.raises(ValueError, match=match):
         options_in_use(config)
+
+
+OWN_CHOICE = """
+from dataclasses import dataclass
+
+from merit_optim import Hold, compose, register
+
+
+@register("test-half-decay")
+@dataclass(frozen=True, kw_only=True)
+class HalfDecay(Hold):
+    share: float = 0.5
+
+    def apply(self, weight, change, state, move):
+        return weight * (1 - self.share * move.lr * move.weight_decay) - change * move.lr, state
+
+
+def mine(params, lr, weight_decay=0.1, momentum=0.9, share=0.5):
+    own = {"direction": "muon", "hold": "test-half-decay", "momentum": momentum, "share": share}
+    return compose(params, lr=lr, weight_decay=weight_decay, **own)
+"""
+
+
+def test_a_choice_of_a_users_file_trains(changed, tmp_path, monkeypatch):
+    (tmp_path / "my_choice.py").write_text(OWN_CHOICE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = {"optimizer.name": "my_choice:mine", "optimizer.lr": 0.02, "optimizer.options": ("share=0.3",)}
+    config = changed(**options)
+    run = train(config, tmp_path / "run")
+    of_hidden = [
+        group for group in Run.open(run.folder).environment["optimizer"] if group["kind"] == "hidden"
+    ]
+    assert [(group["hold"], group["share"]) for group in of_hidden] == [("test-half-decay", 0.3)]
+    losses = [line["loss"] for line in run.metrics("train")]
+    assert losses[-1] < losses[0]
