@@ -11,7 +11,7 @@ pytest.importorskip("optax", reason="optax is not installed")
 import jax
 import jax.numpy as jnp
 import optax
-from reference import POLAR_EXPRESS, Weight
+from jax_reference import POLAR_EXPRESS, Weight
 from steps import assert_close, assert_equal, small_tree, train, update
 from trees import gradients, parameters
 

@@ -392,7 +392,7 @@ def test_parameters_that_are_not_hidden_matrices_are_refused(hidden: Any, messag
         ({"hold": "sphere", "sphere_of": "rows"}, "sphere_of is 'rows'; it must be one of 'matrix', 'out"),
         ({"direction": "sgd", "momentum": 1.0}, "momentum is 1.0"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_wrong_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
