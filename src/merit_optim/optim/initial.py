@@ -32,8 +32,8 @@ def init_hidden(
         >>> import torch
         >>> from merit_optim import init_hidden
         >>> model = torch.nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16)
-        >>> init_hidden(model, gain=1.4)[-1]
-        'linear2.weight'
+        >>> init_hidden(model, gain=1.4)[0]
+        'linear1.weight'
         >>> round(model.linear2.weight.square().mean().sqrt().item() * 16**0.5, 3)
         1.4
     """
