@@ -63,6 +63,7 @@ def test_one_graph_trains_and_one_evaluates(changed, tmp_path):
 
 
 @pytest.mark.usefixtures("without_a_compiler")
+@pytest.mark.slow
 def test_more_shapes_than_torch_compiles_are_all_compiled(changed, tmp_path):
     pool, graphs = Pool(), []
     for number in range(10):

@@ -53,6 +53,7 @@ def saved_last(run):
     return [{name: array.tobytes() for name, array in load_file(shard).items()} for shard in shards]
 
 
+@pytest.mark.slow
 def test_a_run_whose_first_rank_was_killed_resumes_by_itself(resumes_by_itself):
     """The first rank writes the files and holds the lock."""
     resumes_by_itself(killed_rank=0, num_nodes=1)

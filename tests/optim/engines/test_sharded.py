@@ -22,7 +22,7 @@ SECTIONS = {
 }
 
 
-@pytest.mark.parametrize("num_ranks", SECTIONS)
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow), 4, 8])
 def test_a_step_on_many_ranks_equals_the_step_on_one(num_ranks) -> None:
     """All layouts and optimizers of the worker, with gloo."""
     sections, at_least = SECTIONS[num_ranks]
