@@ -11,14 +11,11 @@ from merit_optim.optim.axes.directions import MatrixDirection
 from merit_optim.optim.engines import interpreting
 from merit_optim.optim.engines.ranks import placements
 from merit_optim.optim.engines.ranks.placements import is_sharded, refuse_inexact
-from merit_optim.optim.matrices import Matrices
 from merit_optim.optim.spec import Spec
 from merit_optim.optim.torch_private import is_fake, is_flat_of_fsdp1
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-
-_ANY_MATRICES = Matrices(1, 1, 1, is_vector=False)
 
 
 def check(owner: str, name: str, param: Tensor, spec: Spec, *, is_new_vector: bool, sorts: bool) -> None:
@@ -64,8 +61,7 @@ def _check_sharded(name: str, param: DTensor, spec: Spec) -> None:
     has_products = spec.hold.line_dim(spec.view) is not None
     if isinstance(spec.direction, MatrixDirection) or spec.view.split is not None or has_products:
         placements.local_region(name, param)
-    has_stacked = any(shape is not None for shape in spec.shapes(_ANY_MATRICES).values())
-    if reason := placements.refusal(param, spec, has_stacked_state=has_stacked):
+    if reason := placements.refusal(param, spec, has_stacked_state=bool(spec.stacked_keys)):
         raise ValueError(f"{name} of shape {tuple(param.shape)} cannot be sharded like this: {reason}")
     if spec.differentiable:
         raise TypeError(

@@ -22,7 +22,6 @@ from merit_optim.optim.dispatch import Dispatch, fuses
 from merit_optim.optim.engines import direct, fused_unavailable
 from merit_optim.optim.engines.ranks.sharding import Sharding
 from merit_optim.optim.engines.work import Controls, Work, count_step
-from merit_optim.optim.matrices import Matrices
 from merit_optim.optim.options import ENGINE_DEFAULTS
 from merit_optim.optim.refresh import Members
 from merit_optim.optim.spec import Spec
@@ -30,8 +29,6 @@ from merit_optim.optim.statistics import Recorder, UpdateStatistics
 
 if TYPE_CHECKING:
     from merit_optim.optim.engines.fused.engine import FusedEngine
-
-_ANY_MATRICES = Matrices(1, 1, 1, is_vector=False)
 
 
 class Family(SafeOptimizer):
@@ -130,9 +127,7 @@ class Family(SafeOptimizer):
         return {key: tuple(param.shape) if shape is None else shape for key, shape in shapes.items()}
 
     def _stacked_keys(self, group: dict[str, Any]) -> dict[str, bool]:
-        spec = Spec.of(group)
-        by_rows = {key for choice in spec.choices for key in choice.keys_by_rows}
-        return {key: key in by_rows for key, shape in spec.shapes(_ANY_MATRICES).items() if shape is not None}
+        return Spec.of(group).stacked_keys
 
     def _keys_that_can_begin(self, group: dict[str, Any]) -> tuple[str, ...]:
         return tuple(key for choice in Spec.of(group).choices for key in choice.keys_that_can_begin)

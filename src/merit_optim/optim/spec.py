@@ -19,6 +19,8 @@ from merit_optim.optim.axes.ratios import Ratio, Unscaled
 from merit_optim.optim.axes.registered import AXES, chosen
 from merit_optim.optim.matrices import Matrices, View
 
+_ANY_MATRICES = Matrices(1, 1, 1, is_vector=False)
+
 
 class Spec(NamedTuple):
     """A direction, a ratio, a hold, how a weight is seen as matrices, and which engine is wanted."""
@@ -61,6 +63,13 @@ class Spec(NamedTuple):
         """The shape of each state tensor; None for the parameter's shape."""
         shapes = (shape for choice in self.choices for shape in choice.shapes(matrices, self.view))
         return dict(zip(self.keys, shapes, strict=True))
+
+    @property
+    def stacked_keys(self) -> dict[str, bool]:
+        """The state tensors with one item per stacked matrix, and whether ranks split their rows."""
+        by_rows = {key for choice in self.choices for key in choice.keys_by_rows}
+        shapes = self.shapes(_ANY_MATRICES)
+        return {key: key in by_rows for key, shape in shapes.items() if shape is not None}
 
     @property
     def is_element_wise(self) -> bool:
