@@ -12,6 +12,7 @@ import json
 import math
 import reprlib
 import types
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -56,8 +57,17 @@ def encode(value: Any, indent: int | None = None) -> str:
     return json.dumps(_named(value), allow_nan=False, indent=indent)
 
 
+def sealed(content: Mapping[str, Any]) -> str:
+    """Return the text of a file for ``read_object``: an object, with a checksum that shows a change."""
+    named = _named(content)
+    return encode({**named, "crc32": _crc32(named)}, indent=2) + "\n"
+
+
 def read_object(path: Path, way_out: str = "restore the file that the run wrote") -> dict[str, Any]:
-    """Return the JSON object in a file, or raise ValueError with the file, the reason and the way out."""
+    """Return the JSON object in a file, or raise ValueError with the file, the reason and the way out.
+
+    A file without a checksum, as one writes by hand, is read as it is.
+    """
     try:
         value = decode(path.read_bytes())
     except FileNotFoundError:
@@ -66,6 +76,8 @@ def read_object(path: Path, way_out: str = "restore the file that the run wrote"
         raise ValueError(f"{path} is not the JSON that was written ({error}); {way_out}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}, not a JSON object; {way_out}")
+    if (checksum := value.pop("crc32", None)) is not None and checksum != _crc32(value):
+        raise ValueError(f"{path} was changed: it does not match its checksum; {way_out}")
     return value
 
 
@@ -160,6 +172,10 @@ def _in_words(hint: Any) -> str:
         is_counted = kind is tuple and inner[-1] is not Ellipsis
         return f"a list{f' of {len(inner)}' if is_counted else ''}, each {_in_words(inner[0])}"
     return _WORDS.get(kind, "an object")
+
+
+def _crc32(value: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
 def _named(value: Any) -> Any:

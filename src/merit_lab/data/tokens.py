@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import zlib
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from merit_lab.json_values import build, decode
+from merit_lab.json_values import build, read_object, sealed
 
 if TYPE_CHECKING:
     import torch
@@ -70,31 +68,22 @@ class Index:
 
     def to_json(self) -> str:
         """Return the content of dataset.json."""
-        content = asdict(self)
-        content["crc32"] = _crc32(content)
-        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        return sealed(asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> Index:
         """Read and check a dataset.json."""
+        way_out = f"{_AGAIN}; to use the token files beside it as they are, remove or rename it"
+        content = read_object(path, way_out)
         try:
-            content = decode(path.read_bytes())
-            checksum = content.pop("crc32", None) if isinstance(content, dict) else None
             index = build(cls, content)
             if index.format != _FORMAT:
                 raise ValueError(f"its format is {index.format!r}")
-            if checksum != _crc32(content):
-                raise ValueError("it does not match its checksum")
         except ValueError as error:
             raise ValueError(
-                f"{path} is damaged, or not of this version of `merit prepare` ({error}): {_AGAIN}; to use "
-                "the token files beside it as they are, remove or rename it"
+                f"{path} is not of this version of `merit prepare` ({error}): {way_out}"
             ) from error
         return index
-
-
-def _crc32(content: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def fingerprint(train_sha256: str, validation_sha256: str) -> str:
