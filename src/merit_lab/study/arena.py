@@ -75,7 +75,8 @@ class Arena:
         check_distinct("optimizers", [one.text for one in self.contestants])
         check_distinct("seeds", given.seeds)
         check_size("--budget", given.budget, MOST_TRIALS)
-        check_at_least("--tuning-seed", given.tuning_seed, 0)
+        for name, seed in (("--tuning-seed", given.tuning_seed), *(("--seeds", one) for one in given.seeds)):
+            check_at_least(name, seed, 0)
         check_changes(given.space, self.contestants)
         if given.tuning_seed in given.seeds:
             raise ValueError(

@@ -148,6 +148,7 @@ def test_the_folder_says_which_arena_it_is(
     [
         (["--budget", "1" * 31], "--budget is 1111111111111111111111111111111; it must be at most 10000"),
         (["--budget", "0"], "--budget is 0; it must be a whole number of at least 1"),
+        (["--seeds", "1" * 31], f"--seeds is {'1' * 31}; it must be at most 9223372036854775807"),
         (["--seeds", "0", "1"], "--seeds has 0, which is --tuning-seed"),
         (["--seeds", "1", "1"], "the seeds are 1, 1; each may be given only once"),
         (["--optimizers", "adamw", "adamw"], "the optimizers are adamw, adamw; each may be given only once"),
