@@ -109,7 +109,7 @@ def matrix_step(
 
         line_dim, (_, rows, columns) = hold.line_dim(spec.view), weight_NRC.shape
         products = None if line_dim is None else Products.of(weight_NRC, change_NRC, line_dim)
-        move = Move(lr, weight_decay, Extent(rows, columns), line_dim, step, products)
+        move = Move(lr, weight_decay, Extent.whole(rows, columns), line_dim, step, products)
         weight_NRC, of_hold = hold.apply(weight_NRC, change_NRC, of_hold, move)
 
     new_state = (*of_direction, *of_ratio, *of_hold)

@@ -31,8 +31,14 @@ class Extent(NamedTuple):
 
     num_rows: int
     num_columns: int
-    rows: slice = slice(None)
-    columns: slice = slice(None)
+    rows: slice
+    columns: slice
+
+    @staticmethod
+    def whole(num_rows: int, num_columns: int) -> Extent:
+        """All of a matrix."""
+        # No defaults of the class: the compiler of torch 2.11 cannot trace those that are slices.
+        return Extent(num_rows, num_columns, slice(None), slice(None))
 
 
 def num_stacking(num_dims: int, matrix_dims: int | None) -> int:

@@ -299,7 +299,7 @@ def stepped(weight: Tensor, n: Tensor, group: dict[str, Any]) -> Tensor:
     spec = Spec.of({**group, "ns_dtype": "float32"})
     direction, ratio = spec.direction, spec.ratio
     formed = direction.whole((n[None],), 1)
-    d, _ = direction.after(formed, (n[None],), torch.float32, Extent(*n.shape))
+    d, _ = direction.after(formed, (n[None],), torch.float32, Extent.whole(*n.shape))
     update = spec.hold.inside(d, weight[None], group["weight_decay"])
     of_both = [sizes(x, ratio, is_vector=False) for x in (weight[None], update)]
     scale = ratio.scale(*algorithm.ratios_of(*of_both))

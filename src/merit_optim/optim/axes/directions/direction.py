@@ -107,4 +107,6 @@ class MatrixDirection(Direction):
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         gathered, state = self.before(grad_NRC, state)
         _, rows, columns = grad_NRC.shape
-        return self.after(self.whole(gathered, step), state, grad_NRC.dtype, Extent(rows, columns), step)
+        return self.after(
+            self.whole(gathered, step), state, grad_NRC.dtype, Extent.whole(rows, columns), step
+        )

@@ -84,7 +84,7 @@ class Sphere(Hold):
             products = products.of_matrices(line_dim)
         first = products.weight_sq.sqrt() if self.gain is None else self._named_radius(move.extent)
         radius = torch.where(stored == 0, first, stored)
-        rests = (products.change_sq == 0) | torch.as_tensor(move.lr == 0, device=weight_NRC.device)
+        rests = (products.change_sq == 0) | (move.lr == 0)
         # A weight of zeros has no sphere to be on, and takes the step as it is.
         share = (
             torch.where(radius == 0, 1, radius / products.change_sq.masked_fill(rests, 1).sqrt()) * move.lr

@@ -119,7 +119,7 @@ class WholePart:
         """The size of each matrix, and which of its rows and columns are here."""
         if self.stored.share is not None:
             return self.stored.share.extents
-        return tuple(Extent(matrices.rows, matrices.columns) for matrices in self.stored.matrices)
+        return tuple(Extent.whole(matrices.rows, matrices.columns) for matrices in self.stored.matrices)
 
     def _cut_formed(self, x_NRC: Tensor | None, sent: Sent) -> tuple[Tensor | None, ...]:
         if x_NRC is None:

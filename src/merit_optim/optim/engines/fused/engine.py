@@ -218,7 +218,7 @@ def _held(weights: list[KernelWeight], direction: Muon, share: Share | None) -> 
     held: list[KernelWeight] = []
     averages_at = 0
     for w in weights:
-        extent = Extent(w.rows, w.columns) if share is None else share.extents[w.part]
+        extent = Extent.whole(w.rows, w.columns) if share is None else share.extents[w.part]
         scale = direction.factor(extent.num_rows, extent.num_columns)
         held.append(w._replace(extent=extent, scale=scale, averages_at=averages_at))
         averages_at += (extent.num_rows, extent.num_columns)[direction.output_dim - 1]
