@@ -4,15 +4,23 @@ PYTHON ?= python3
 # Test processes at a time: a number, or auto for one per core.
 JOBS ?= auto
 SLOW ?=
+# A version of torch other than that of constraints.txt; it gets an environment of its own.
+TORCH ?=
+# 0 installs nothing: test-gpu runs with the packages that PYTHON has.
+SETUP ?= 1
 
-BIN := .venv/bin
+VENV := .venv$(TORCH:%=-%)
+BIN := $(VENV)/bin
 # What is installed: for the lab, and for development beside it.
-LAB := .venv/.lab
-DEV := .venv/.dev
-LOG := .venv/setup.log
+LAB := $(VENV)/.lab
+DEV := $(VENV)/.dev
+LOG := $(VENV)/setup.log
+CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
+# torch names its triton and setuptools itself; the interpreter of an older triton fails with numpy 2.4.
+OTHER_TORCH := -e 's/^torch==.*/torch==$(TORCH)/' -e 's/^numpy==.*/numpy==2.2.6/' -e '/^triton==/d' -e '/^setuptools==/d'
 # Python compiles what it imports; to compile all 20,000 modules would take more than a minute.
 # pip's pages go into a log, which is shown where pip fails.
-PIP := $(BIN)/pip install --no-compile -c constraints.txt
+PIP := $(BIN)/pip install --no-compile -c $(CONSTRAINTS)
 QUIETLY = >> $(LOG) 2>&1 || { tail -n 40 $(LOG) >&2; echo "The set-up failed; all of it: $(LOG)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
@@ -30,12 +38,12 @@ arena: $(LAB) ## tune five optimizers alike on a small model, and rank them: und
 	test -e data/embedded/dataset.json || $(BIN)/merit prepare embedded --tokenizer bytes --out data/embedded
 	$(BIN)/merit arena tiny --data data/embedded --batch 128 --jobs 2
 
-# Lint and documentation, which use one core, beside the tests.
+# Lint and documentation, which use one core, beside the tests; types are those of one version of torch.
 test: $(DEV) ## run lint, build the documentation and run every test but slow ones, with ten cases of each
-	@$(MAKE) -j2 tested checked
+	@$(MAKE) -j2 tested $(if $(TORCH),,checked)
 
-test-all: $(DEV) ## the same with the slow tests and all cases: an hour on two cores
-	@$(MAKE) -j2 tested checked SLOW=--slow
+test-all: ## the same with the slow tests and all cases: an hour on two cores
+	@$(MAKE) test SLOW=--slow
 
 checked: lint docs
 
@@ -43,8 +51,9 @@ checked: lint docs
 tested: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) $(SLOW)
 
-test-gpu: $(DEV) ## run the tests that need a CUDA GPU
-	$(BIN)/pytest -m gpu --slow
+test-gpu: $(if $(filter 0,$(SETUP)),,$(DEV)) ## run the tests that need a CUDA GPU
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(if $(filter 0,$(SETUP)),$(PYTHON),$(BIN)/python) \
+		-m pytest -m gpu --slow -n $(JOBS) tests
 
 lint: $(DEV) ## check style, types and import layers
 	$(BIN)/ruff check
@@ -59,7 +68,7 @@ bench: $(LAB) ## time an optimizer step against other implementations
 	$(BIN)/merit bench
 
 clean: ## remove .venv, caches and build outputs
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first and by its exact version: see constraints.txt. A constraints file without that
@@ -70,17 +79,18 @@ $(LAB): pyproject.toml constraints.txt
 			"$$($(PYTHON) --version 2>/dev/null || echo 'not there')." >&2; \
 		echo "Name a newer one: make PYTHON=python3.12 ..." >&2; \
 		exit 1; }
-	@echo "Setting up .venv: PyTorch and the lab, 1.5 GB, two minutes or so (once)"
-	@$(PYTHON) -m venv .venv
+	@echo "Setting up $(VENV): PyTorch and the lab, 1.5 GB, two minutes or so (once)"
+	@$(PYTHON) -m venv $(VENV)
 	@: > $(LOG)
-	@torch=$$(grep '^torch==' constraints.txt) && $(PIP) "$$torch" $(QUIETLY)
+	@$(if $(TORCH),sed $(OTHER_TORCH) constraints.txt > $(CONSTRAINTS))
+	@torch=$$(grep '^torch==' $(CONSTRAINTS)) && $(PIP) "$$torch" $(QUIETLY)
 	@$(PIP) -e '.[lab]' $(QUIETLY)
 	@touch $@
 
 # torchtitan last and alone: it pins an older datasets, and only its trainer needs the nightly torch it
 # asks for.
 $(DEV): $(LAB)
-	@echo "Setting up .venv: tools, integrations and all that tests need, two more minutes (once)"
+	@echo "Setting up $(VENV): tools, integrations and all that tests need, two more minutes (once)"
 	@$(PIP) -e '.[dev,lab]' $(QUIETLY)
 	@$(PIP) --no-deps torchtitan $(QUIETLY)
 	@touch $@

@@ -1,18 +1,23 @@
 """What every test shares: which tests are skipped here, and why; how Triton is imported; examples."""
 
+import re
+import tomllib
 from collections import Counter
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
 from torchrun import why_not_two_nodes
 
-# The same examples in every run, and no limit on the time of one: the first example compiles or warms up,
-# and the machine may be busy.
-settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=40)
-settings.load_profile("repeatable")
+if find_spec("hypothesis"):
+    from hypothesis import settings
+
+    # The same examples in every run, and no limit on the time of one: the first example compiles or warms
+    # up, and the machine may be busy.
+    settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=40)
+    settings.load_profile("repeatable")
 
 # As ranks have: on some CPUs the rounding of products depends on the number of threads.
 torch.set_num_threads(1)
@@ -51,11 +56,40 @@ _MOST_CASES = 10
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow, and every case")
+    # What pyproject.toml sets for plugins; pytest refuses it without them, and tests can do without.
+    if not find_spec("pytest_timeout"):
+        parser.addini("timeout", "of pytest-timeout, which is not installed")
+    if not find_spec("pytest_rerunfailures"):
+        for option in ("--reruns", "--only-rerun"):
+            parser.addoption(option, help="of pytest-rerunfailures, which is not installed")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Look for no examples in files of fixtures: all have one name, so pytest could import one alone."""
     return True if collection_path.name == "conftest.py" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip files that import a package of an extra that is not installed, and say which."""
+    report = yield
+    error = report.call.excinfo and report.call.excinfo.value
+    while error and not isinstance(error, ModuleNotFoundError):
+        error = getattr(error, "cause", None) or error.__cause__
+    if error and report.failed and (name := (error.name or "").partition(".")[0]) in _of_extras():
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: needs {name}")
+    return report
+
+
+def _of_extras() -> set[str]:
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    return {
+        re.split(r"[^\w-]", package)[0]
+        for packages in project["optional-dependencies"].values()
+        for package in packages
+    }
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -14,6 +14,8 @@ import chromium
 import numpy as np
 import pytest
 
+pytest.importorskip("polars", reason="needs polars")
+
 from merit_lab.measure.evaluate.sets import SETS
 from merit_lab.models import ModelConfig
 from merit_lab.runs import keep_command
