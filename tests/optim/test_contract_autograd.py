@@ -14,6 +14,12 @@ every_own_class_but_soap = pytest.mark.parametrize("optimizer_class", OWN_BUT_SO
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 
 
+def do_not_fuse(optimizer: Any) -> None:
+    """On a GPU, for comparisons with the definition: the kernels round Muon's products otherwise."""
+    for group in optimizer.param_groups:
+        group["fused"] = False
+
+
 def trained(
     optimizer_class: type, device: torch.device, backend: str | None, **options: Any
 ) -> tuple[list[Tensor], Any]:
@@ -22,6 +28,7 @@ def trained(
     params = [nn.Parameter(random_tensor(s, i, device=device)) for i, s in enumerate(shapes)]
     lr = torch.tensor(0.01, device=device)
     optimizer = optimizer_class(params, lr=lr, **options)
+    do_not_fuse(optimizer)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     step = optimizer.step if backend is None else torch.compile(optimizer.step, backend=backend)
@@ -165,8 +172,7 @@ def test_a_differentiable_step_takes_the_ordinary_step(device, optimizer_class) 
         weight = random_tensor((4, 5), 0, device=device).requires_grad_()
         weight = weight.clone() if differentiable else weight
         optimizer = optimizer_class([weight], lr=0.1, differentiable=differentiable)
-        for group in optimizer.param_groups:
-            group["fused"] = False  # the kernels round Muon's products otherwise
+        do_not_fuse(optimizer)
         for number in range(3):
             weight.grad = random_tensor((4, 5), 1 + number, device=device)
             optimizer.step()

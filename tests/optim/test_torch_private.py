@@ -187,7 +187,9 @@ def test_disable_dynamo_keeps_a_function_out_of_a_compiled_one() -> None:
     seen = []
 
     def function(x: Tensor) -> Tensor:
-        seen.append((torch.compiler.is_compiling(), is_traced()))
+        # Called apart: torch 2.11 cannot continue in the middle of the call of append.
+        seen_here = torch.compiler.is_compiling(), is_traced()
+        seen.append(seen_here)
         return x + 1
 
     torch.compiler.reset()
@@ -224,7 +226,7 @@ def test_use_grad_for_differentiable_turns_autograd_on_only_for_differentiable(d
 
 @pytest.mark.parametrize("capturable", [False, True])
 def test_the_check_of_a_graph_capture_refuses_a_step_that_is_not_capturable(monkeypatch, capturable) -> None:
-    """Without a GPU: the accelerator is patched to report a capture."""
+    """Without a GPU: the accelerator, which torch 2.11 knows by its name, is patched to report a capture."""
     name = "_accelerator_graph_capture_health_check"
     check = in_torch(name)
     optimizer = SGD([nn.Parameter(torch.ones(1))])
@@ -233,6 +235,8 @@ def test_the_check_of_a_graph_capture_refuses_a_step_that_is_not_capturable(monk
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: SimpleNamespace(type="cuda"))
     stream = SimpleNamespace(is_capturing=lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda: stream)
+    for about in ("is_available", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, about, lambda: True)
     try:
         check(optimizer)
         refused = False

@@ -50,6 +50,8 @@ def without_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def beside_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine is available, but not for tensors on the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    # A CUDA build of torch would ask the driver.
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
