@@ -16,7 +16,7 @@ _RUNS = (  # size, batch, steps
     ("98M", 512, 800),
 )
 _LEVEL = 0.02  # what seeds of one setting differ by
-_ADAMS = ("adamw", "lamb", "merit")  # optimizers with Adam's direction
+_ADAMS = ("adamw", "lamb-uncorrected", "merit")  # optimizers with Adam's direction
 
 
 def choosing() -> Table:

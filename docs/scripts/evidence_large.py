@@ -25,7 +25,7 @@ from merit_lab.results.statistic import with_error
 from merit_lab.runs import table as runs_table
 from merit_lab.tables import NOTHING, Table
 
-CONTESTANTS = ("adamw", "lamb", "merit", "muon", "normuon", "muon-merit")
+CONTESTANTS = ("adamw", "lamb-uncorrected", "merit", "muon", "normuon", "muon-merit")
 EVERYONE = (*CONTESTANTS[:3], "lion", "orscale", "soap", "soap-merit", *CONTESTANTS[3:])
 SEQUENCES = 200 * 512  # in a run of enwik8, whatever its batch
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)

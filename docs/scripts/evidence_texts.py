@@ -13,7 +13,7 @@ from merit_lab.runs import table
 from merit_lab.tables import NOTHING, Table
 
 TEXTS = ("enwik8", "mix")
-CONTESTANTS = ("adamw", "lamb", "merit", "soap", "muon", "normuon", "muon-merit")
+CONTESTANTS = ("adamw", "lamb-uncorrected", "merit", "soap", "muon", "normuon", "muon-merit")
 _OF_RUN = {
     "name": "optimizer.name",
     "lr": "optimizer.lr",

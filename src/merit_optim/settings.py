@@ -37,13 +37,14 @@ SETTINGS: Mapping[str, Settings] = {
         options={"betas": (0.92, 0.99), "weight_decay": 0.1, "hessian_interval": 10},
         learning_rates=_gpt2(1e-4, 1e-4, 2e-4),
     ),
-    # The paper's equation for LAMB has no bias correction.
-    "lamb": Settings(
+    # The paper's equation for LAMB has no bias correction; "lamb" is LAMB's own.
+    "lamb-uncorrected": Settings(
         options={**_PAPERS_ADAM, "bias_correction": False}, learning_rates=_gpt2(1e-2, 1e-2, 8e-3)
     ),
     "maxlamb": Settings(options=_PAPERS_ADAM),
     "merit": Settings(options=_PAPERS_ADAM, learning_rates=_gpt2(9e-3, 9e-3, 6e-3)),
     # Not in the paper.
+    "lamb": Settings(),
     "muon": Settings(),
     "normuon": Settings(),
     "orscale": Settings(),

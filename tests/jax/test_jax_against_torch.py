@@ -15,7 +15,7 @@ import torch
 from trees import Tree, gradients, parameters
 
 import merit_optim
-from merit_optim.jax import View, lamb, maxlamb, merit, muon, muon_merit, normuon
+from merit_optim.jax import View, lamb, lamb_uncorrected, maxlamb, merit, muon, muon_merit, normuon
 
 NUM_STEPS = 100
 # Of the largest element of the array, at any of 100 steps in float32. The two differ in how they round: XLA
@@ -109,6 +109,11 @@ def assert_same_steps(got: Any, expected: Any, tolerance: float) -> None:
         (maxlamb, "MaxLAMB", ({"view": 1}, {"matrix_dims": 1})),
         (maxlamb, "MaxLAMB", both(clip=0.01, bias_correction=True)),
         (lamb, "LAMB", both()),
+        (
+            lamb_uncorrected,
+            "LAMB",
+            ({}, {"betas": (0.9, 0.95), "weight_decay": 0.1, "bias_correction": False}),
+        ),
     ],
 )
 def test_adams_direction(ours: Any, theirs: str, options: Any) -> None:

@@ -121,8 +121,8 @@ _LATER = (
     Entry(
         "norm",
         "MERIT's element-wise ratios with LAMB's norm, which measures steps of any shape alike",
-        Runs("two", ("lamb", "merit")),
-        Runs("two", ("merit",), rate_of="lamb", overrides='*:norm="l2"', series=EUCLIDEAN),
+        Runs("two", ("lamb-uncorrected", "merit")),
+        Runs("two", ("merit",), rate_of="lamb-uncorrected", overrides='*:norm="l2"', series=EUCLIDEAN),
         Runs("two", ("merit",), overrides='*:norm="l2"', series=EUCLIDEAN),
         Claim(
             "With Euclidean norms in its ratios MERIT ends below MERIT.",
@@ -153,7 +153,7 @@ _LATER = (
     Entry(
         "reach",
         "how far a step goes: a step's relative change of the weights against the learning rate",
-        Runs("two", ("lamb", "maxlamb", "merit")),
+        Runs("two", ("lamb-uncorrected", "maxlamb", "merit")),
         Claim(
             "For their learning rate, steps of MERIT and maxLAMB go further at the beginning than at "
             "the end: while all elements of an update are alike, the largest is a poor measure of it.",

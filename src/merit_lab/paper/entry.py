@@ -20,7 +20,10 @@ first_logit, middle_logit = (
 )
 WITH_BATCH = ("model", "series", "batch", "lr")
 THREE = ("AdamW", "LAMB", "MERIT")
-FOUR, FIVE = ("adamw", "lamb", "maxlamb", "merit"), ("adamw", "lamb", "maxlamb", "merit", "lion")
+FOUR, FIVE = (
+    ("adamw", "lamb-uncorrected", "maxlamb", "merit"),
+    ("adamw", "lamb-uncorrected", "maxlamb", "merit", "lion"),
+)
 GRID = (0.5, 1.0, 2.0)
 REFERENCE = "AdamW, small batch"
 

@@ -24,7 +24,7 @@ from merit_lab.runs.settings import flatten
 from merit_lab.study.fields import with_values
 from merit_lab.train import CheckpointConfig, MeasureConfig, OptimizerConfig, TrainConfig
 
-WATCHED = ("adamw", "lamb", "merit")
+WATCHED = ("adamw", "lamb-uncorrected", "merit")
 """Most entries are about these, so their runs keep checkpoints on the way."""
 WARMUP = 0.02  # the paper's
 # Settings that decide what is trained. How often a run is measured or saved is not one of them.

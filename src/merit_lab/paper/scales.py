@@ -128,7 +128,7 @@ def _paper_rates(model: str) -> dict[str, float]:
     """Learning rates from table 4 of the paper. It has none for maxLAMB, which uses LAMB's."""
     known = {name: one.learning_rates for name, one in OPTIMIZERS.items() if one.learning_rates}
     rates = {name: of_models[model] for name, of_models in known.items()}
-    return {**rates, "maxlamb": rates["lamb"]}
+    return {**rates, "maxlamb": rates["lamb-uncorrected"]}
 
 
 def _setup(family: str, size: str, batch: int, tokens: int, rates_of: str = "") -> Setup:
@@ -163,7 +163,14 @@ _TINY = Setup(
     model=PRESETS["tiny"],
     batch=64,
     tokens=128 * 64 * 64,
-    rates={"adamw": 2e-3, "lamb": 4e-2, "maxlamb": 4e-2, "merit": 4e-2, "lion": 1.6e-3, "sophiag": 2e-3},
+    rates={
+        "adamw": 2e-3,
+        "lamb-uncorrected": 4e-2,
+        "maxlamb": 4e-2,
+        "merit": 4e-2,
+        "lion": 1.6e-3,
+        "sophiag": 2e-3,
+    },
 )
 _LLAMA_TINY = replace(_TINY, size="Llama 0.2M", model=PRESETS["llama-tiny"])
 # 200 steps of 512 sequences of 512 tokens. The learning rates are the best of factor-of-two grids with one
@@ -173,25 +180,39 @@ _NANO_10M = Setup(
     model=PRESETS["nano-10m-bpe"],
     batch=512,
     tokens=200 * 512 * 512,
-    rates={"adamw": 1e-3, "lamb": 2e-2, "maxlamb": 2e-2, "merit": 2e-2, "lion": 4e-4, "sophiag": 4e-4},
+    rates={
+        "adamw": 1e-3,
+        "lamb-uncorrected": 2e-2,
+        "maxlamb": 2e-2,
+        "merit": 2e-2,
+        "lion": 4e-4,
+        "sophiag": 4e-4,
+    },
 )
 _NANO_33M = replace(
     _NANO_10M,
     size="GPT-2 33M",
     model=PRESETS["nano-33m"],
-    rates={"adamw": 5e-4, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 8e-4, "sophiag": 4e-4},
+    rates={
+        "adamw": 5e-4,
+        "lamb-uncorrected": 2e-2,
+        "maxlamb": 1e-2,
+        "merit": 1e-2,
+        "lion": 8e-4,
+        "sophiag": 4e-4,
+    },
 )
 _NANO_64 = (_NANO_10M.with_adamw(64, 2e-3), _NANO_33M.with_adamw(64, 1e-3))
 _NANO_1024 = (
     replace(
         _NANO_10M,
         batch=1024,
-        rates={"adamw": 1e-3, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 4e-4},
+        rates={"adamw": 1e-3, "lamb-uncorrected": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 4e-4},
     ),
     replace(
         _NANO_33M,
         batch=1024,
-        rates={"adamw": 5e-4, "lamb": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 1.6e-3},
+        rates={"adamw": 5e-4, "lamb-uncorrected": 2e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 1.6e-3},
     ),
 )
 # GPT-2 10M with an untied head. GPT-2's rates are the best here too for AdamW, LAMB and MERIT (figure 6).

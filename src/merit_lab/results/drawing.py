@@ -23,7 +23,7 @@ from merit_lab.results.page import Chart
 # Each with a contrast of 3 or more to white and to the dark page.
 _COLOURS = {
     "adamw": "#00875f",
-    "lamb": "#d55e00",
+    "lamb-uncorrected": "#d55e00",
     "merit": "#1f77c9",
     "maxlamb": "#b07d00",
     "lion": "#c0589f",

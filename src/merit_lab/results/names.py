@@ -10,7 +10,8 @@ from collections.abc import Iterable
 # In display order. Others follow, under the names of their classes.
 DISPLAY_NAMES = {
     "adamw": "AdamW",
-    "lamb": "LAMB",
+    "lamb-uncorrected": "LAMB",  # the MERIT paper's, as in the records under results/
+    "lamb": "LAMB corrected",
     "maxlamb": "MaxLAMB",
     "merit": "MERIT",
     "lion": "Lion",

@@ -48,7 +48,7 @@ class Arguments(StudyArguments):
     interruption, run the same command again: finished runs are not repeated.
     """
 
-    optimizers: tuple[str, ...] = ("adamw", "lamb", "merit", "muon", "muon-merit")
+    optimizers: tuple[str, ...] = ("adamw", "lamb-uncorrected", "merit", "muon", "muon-merit")
     """The contestants, as NAME or NAME,OPTION=VALUE,... with rest=NAME for a second optimizer. What is given
     is not tuned."""
     add: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ class StudyArguments:
     """The arguments that all studies have."""
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    optimizers: tuple[str, ...] = ("adamw", "lamb", "merit")
+    optimizers: tuple[str, ...] = ("adamw", "lamb-uncorrected", "merit")
     """The optimizers, in order, as NAME or NAME,OPTION=VALUE,..."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of the initial weights and of the data order."""

@@ -23,7 +23,7 @@ from merit_lab.train import TrainConfig
 
 REPLACED = {
     "--seed": "--seeds 0 1 2",
-    "--optimizer.name": "--optimizers lamb merit",
+    "--optimizer.name": "--optimizers lamb-uncorrected merit",
     "--optimizer.lr": "--lr merit=9e-3",
 }
 

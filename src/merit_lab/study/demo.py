@@ -22,11 +22,11 @@ class Setup(NamedTuple):
     rates: tuple[str, ...]
 
 
-_OPTIMIZERS = ("adamw", "lamb", "merit", "muon", "muon-merit")
+_OPTIMIZERS = ("adamw", "lamb-uncorrected", "merit", "muon", "muon-merit")
 _BATCH = 256
 # The learning rates are the best of a grid by factors of two, with one seed:
 #   merit sweep tiny --data data/demo --batch 256 --steps 120 --measure.validation-sequences 512 --jobs 2
-#     --optimizers adamw lamb merit muon muon-merit --lr adamw=1e-3 adamw=2e-3 adamw=4e-3 lamb=4e-2 ...
+#     --optimizers adamw lamb-uncorrected merit muon muon-merit --lr adamw=1e-3 adamw=2e-3 adamw=4e-3 ...
 #   AdamW 2e-3 2.738, LAMB 8e-2 2.422, MERIT 4e-2 2.413, Muon 3.2e-2 1.754, MuonMERIT 8e-2 1.496; one factor
 #   of two lower and higher: AdamW 2.944, 2.923; LAMB 2.426, 3.383; MERIT 2.589, 2.742; Muon 2.006, 1.818;
 #   MuonMERIT 2.079, 1.540.
@@ -39,13 +39,13 @@ SETUPS = {
         "demo",
         "tiny",
         120,
-        ("adamw=2e-3", "lamb=8e-2", "merit=4e-2", "muon=3.2e-2", "muon-merit=8e-2"),
+        ("adamw=2e-3", "lamb-uncorrected=8e-2", "merit=4e-2", "muon=3.2e-2", "muon-merit=8e-2"),
     ),
     "cuda": Setup(
         "embedded",  # the model of 11M parameters reads 26 MB of text; the other text has 2 MB
         "nano-10m",
         200,
-        ("adamw=5e-4", "lamb=2e-2", "merit=1e-2", "muon=1.6e-2", "muon-merit=4e-2"),
+        ("adamw=5e-4", "lamb-uncorrected=2e-2", "merit=1e-2", "muon=1.6e-2", "muon-merit=4e-2"),
     ),
 }
 

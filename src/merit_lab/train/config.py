@@ -42,11 +42,11 @@ class OptimizerConfig:
     """The optimizer."""
 
     name: str = "merit"
-    """adamw, lion, sophiag, lamb, maxlamb, merit, muon, normuon, orscale, soap, muon-merit,
+    """adamw, lion, sophiag, lamb, lamb-uncorrected, maxlamb, merit, muon, normuon, orscale, soap, muon-merit,
     soap-merit; torch:NAME, pytorch-optimizer:NAME; or MODULE:CLASS for your own optimizer."""
     lr: float | None = None
     """Peak learning rate. None: the paper's for the GPT-2 model nearest in size; it has adamw, lion, sophiag,
-    lamb and merit."""
+    lamb-uncorrected and merit."""
     betas: tuple[float, float] | None = None
     """Decay of the two moments. None: the paper's, or the default of an optimizer that it does not have."""
     weight_decay: float = 0.1

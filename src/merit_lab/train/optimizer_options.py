@@ -165,8 +165,8 @@ def default_of(name: str, option: str) -> Any:
     """Return the default of an option of an optimizer, as ``parse_options`` would; None without a default.
 
     Example:
-        >>> default_of("torch:SGD", "momentum"), default_of("lamb", "betas"), default_of("lamb", "momentum")
-        (0, (0.9, 0.95), None)
+        >>> default_of("torch:SGD", "momentum"), default_of("lion", "betas"), default_of("lion", "momentum")
+        (0, (0.95, 0.98), None)
     """
     import torch  # not needed to parse options
 

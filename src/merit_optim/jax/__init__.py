@@ -14,6 +14,7 @@ from merit_optim.jax.directions import scale_by_adam, scale_by_muon
 from merit_optim.jax.holds import Hold, add_cautious_decay, hold_sphere
 from merit_optim.jax.presets import (
     lamb,
+    lamb_uncorrected,
     maxlamb,
     merit,
     muon,
@@ -32,6 +33,7 @@ __all__ = [
     "compose",
     "hold_sphere",
     "lamb",
+    "lamb_uncorrected",
     "maxlamb",
     "merit",
     "muon",

@@ -43,6 +43,9 @@ lamb = _preset(
     b2=0.999,
     bias_correction=True,
 )
+lamb_uncorrected = _preset(
+    "lamb_uncorrected", "adam weight decay", "LAMB by the MERIT paper's equation, without bias correction."
+)
 maxlamb = _preset("maxlamb", "adam weight decay", "LAMB with the largest magnitude as norm.", norm="max")
 muon = _preset(
     "muon",

@@ -99,7 +99,7 @@ class LAMB(Family):
         w <- w - lr * |w| / |u| * u
 
     with bias-corrected moments m' and v', and ratio 1 where either norm is zero. The MERIT paper's equation
-    for LAMB has no bias correction: ``merit_optim.create("lamb", ...)``. Arguments as ``MERIT``'s.
+    for LAMB has no bias correction: ``create("lamb-uncorrected", ...)``. Arguments as ``MERIT``'s.
 
     Examples:
         >>> import torch

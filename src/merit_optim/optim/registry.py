@@ -48,6 +48,7 @@ _CLASSES: Mapping[str, Callable[..., Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "lion": Lion,
     "sophiag": SophiaG,
+    "lamb-uncorrected": LAMB,
     "lamb": LAMB,
     "maxlamb": MaxLAMB,
     "merit": MERIT,

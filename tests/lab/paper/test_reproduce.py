@@ -73,7 +73,7 @@ def test_other_settings_or_data_are_other_runs_and_records_are_found_by_their_se
         *(
             Runs("first", ("merit",)),
             Runs("first", ("merit",), changes={"optimizer.without": ("clip",)}),
-            Runs("first", ("lamb",)),
+            Runs("first", ("lamb-uncorrected",)),
         ),
         *(
             Runs("first", ("merit",), factors=(2.0,)),

@@ -6,7 +6,14 @@ from merit_lab.models import ModelConfig
 from merit_lab.paper.scales import Scale, Setup
 
 MODEL = ModelConfig(width=16, heads=2, layers=3, context=16, vocab_size=256)
-RATES = {"adamw": 1e-3, "lamb": 1e-2, "maxlamb": 1e-2, "merit": 1e-2, "lion": 1e-4, "sophiag": 1e-3}
+RATES = {
+    "adamw": 1e-3,
+    "lamb-uncorrected": 1e-2,
+    "maxlamb": 1e-2,
+    "merit": 1e-2,
+    "lion": 1e-4,
+    "sophiag": 1e-3,
+}
 
 
 def make_scale(*, steps: int = 4, seeds: int = 2, **changes: object) -> Scale:

@@ -54,7 +54,7 @@ def test_the_summary_says_no_more_than_the_seeds_allow() -> None:
     rows = [
         {"run": f"{name}-{seed}", "status": "finished", "seed": seed, "last_step": 9, "optimizer.name": name}
         | {"validation_loss": loss}
-        for name, losses in {"merit": {0: 3.2, 1: 3.0, 2: 3.0}, "lamb": {0: 3.1}}.items()
+        for name, losses in {"merit": {0: 3.2, 1: 3.0, 2: 3.0}, "lamb-uncorrected": {0: 3.1}}.items()
         for seed, loss in losses.items()
     ]
     said = summary(with_series(pl.DataFrame(rows)))
@@ -65,7 +65,7 @@ def test_the_summary_says_no_more_than_the_seeds_allow() -> None:
 
 def test_runs_that_may_not_be_compared_are_not(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
-    write_run(tmp_path / "b", "lamb", batch=512)
+    write_run(tmp_path / "b", "lamb-uncorrected", batch=512)
     page = report(table.read(tmp_path))
     assert "lowest" not in page.summary
     titles = {section.title for section in page.sections}
@@ -98,7 +98,7 @@ def test_measurements_at_checkpoints_have_a_column_for_each_series(tmp_path: Pat
         folder = write_run(tmp_path / f"merit-{seed}", seed=seed).folder
         measured = Measurements(folder / "evaluate" / "step-00000100.json")
         measured.put("lambada", {}, {"acc": 0.5 + seed / 10, "acc_stderr": 0.05, "perplexity": perplexity})
-    write_run(tmp_path / "lamb", "lamb")
+    write_run(tmp_path / "lamb-uncorrected", "lamb-uncorrected")
     page = report(table.read(tmp_path))
     content = next(section for section in page.sections if section.title == "Measured at checkpoints").content
     assert isinstance(content, Table)
@@ -125,7 +125,7 @@ def test_optimizers_and_runs_may_have_any_name(tmp_path: Path) -> None:
     for name in HOSTILE:
         optimizer = {"name": f"mine:{name}", "lr": 0.01, "overrides": [name]}
         write_run(tmp_path / "runs" / name[:200].replace("/", " "), optimizer=optimizer)
-    write_run(tmp_path / "runs" / "lamb", "lamb")
+    write_run(tmp_path / "runs" / "lamb-uncorrected", "lamb-uncorrected")
     assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
     out = tmp_path / "out"
     shown = (out / "figures" / "validation-loss.svg").read_text(encoding="utf-8")

@@ -102,12 +102,12 @@ def runs(**losses: list[float | None]) -> pl.DataFrame:
 
 
 def test_differences_of_a_frame_of_runs_are_those_of_all_pairs() -> None:
-    of = runs(adamw=[3.5, 3.6, 3.7], merit=[3.0, 3.12, 3.2], lamb=[3.2, INF, 3.4], muon=[2.0, None, 2.1])
-    assert by_seed(of)["settings that were not recorded", "LAMB"] == {0: 3.2, 1: INF, 2: 3.4}
+    of = runs(adamw=[3.5, 3.6, 3.7], merit=[3.0, 3.12, 3.2], maxlamb=[3.2, INF, 3.4], muon=[2.0, None, 2.1])
+    assert by_seed(of)["settings that were not recorded", "MaxLAMB"] == {0: 3.2, 1: INF, 2: 3.4}
     assert by_seed(of)["settings that were not recorded", "Muon"] == {0: 2.0, 2: 2.1}
     table = differences(of)
     pairs = list(zip(table["first"], table["second"], strict=True))
-    assert pairs == list(itertools.combinations(("Muon", "MERIT", "AdamW", "LAMB"), 2))
-    assert table.filter(second="LAMB")["mean"].to_list()[1:] == [-INF, -INF]  # named, never dropped
-    assert all("LAMB diverged at seed 1" in words for words in table.filter(second="LAMB")["words"][1:])
+    assert pairs == list(itertools.combinations(("Muon", "MERIT", "AdamW", "MaxLAMB"), 2))
+    assert table.filter(second="MaxLAMB")["mean"].to_list()[1:] == [-INF, -INF]  # named, never dropped
+    assert all("MaxLAMB diverged at seed 1" in words for words in table.filter(second="MaxLAMB")["words"][1:])
     assert table.filter(first="Muon")["seeds"].to_list() == [2, 2, 2]
