@@ -32,7 +32,7 @@ def choosing() -> Table:
         taken = [one for one in advice if one.loss < advice[0].loss + _LEVEL or one is adam]
         for place, one in enumerate(taken):
             run = f"{name}, {steps:,} steps of {batch}" if place == 0 else ""
-            rest = NOTHING if one.rest_lr is None else f"{one.rest_lr / one.lr:.2g}"
+            rest = NOTHING if one.rate_scale is None else f"{one.rate_scale:.2g}"
             numbers = f"{one.lr:g}", rest, f"{one.settings.warmup:.0%}", f"{one.loss:.3f}"
             rows.append((run, f"`{NAMES[one.name]}`", *numbers))
     return Table(

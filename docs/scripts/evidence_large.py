@@ -158,7 +158,7 @@ def bounds() -> Table:
     """MuonMERIT at one rate with the ratios bounded: the loss, and the largest attention logit."""
     settings = [*((size, 200, "enwik8") for size in SIZES.values()), ("10M", 800, "mix")]
     found = pl.concat(
-        tried(size, steps=steps, text=text, name="muon-merit", lr=0.04, rest_lr=0.128, **OLDER)
+        tried(size, steps=steps, text=text, name="muon-merit", lr=0.04, rate_scale=3.2, **OLDER)
         .filter(pl.col("momentum").is_in([0.9, MOMENTUM]))
         .sort("momentum", descending=True)
         .with_columns(size=pl.lit(size), bound=pl.col("bound").cast(pl.String).fill_null("No bound"))
@@ -180,10 +180,9 @@ def rates() -> Table:
         tried(size, name="muon-merit", momentum=MOMENTUM, **OLDER).with_columns(size=pl.lit(size))
         for size in SIZES.values()
     ).filter(pl.col("bound").is_null())
-    found = found.with_columns(rest=pl.col("rest_lr").cast(pl.String).fill_null("`rest_lr` 0.4 of it"))
-    order = [*found.filter(pl.col("rest_lr").is_null())["rest"].unique()]
-    order += found.drop_nulls("rest_lr").sort("rest_lr")["rest"].unique(maintain_order=True).to_list()
-    return as_table(found.pivot("rest", index=["size", "lr"], values="shown"), "size", "lr", *order)
+    found = found.with_columns(pl.col("rate_scale").fill_null(0.4)).sort("rate_scale", maintain_order=True)
+    wide = found.pivot("rate_scale", index=["size", "lr"], values="shown").sort("size", "lr")
+    return as_table(wide.rename(lambda name: f"`rate_scale` {name}" if name == "0.2" else name))
 
 
 def rest_rates() -> Table:
@@ -191,12 +190,14 @@ def rest_rates() -> Table:
 
     def rate_of(kind: str) -> pl.Expr:
         said = pl.col("changed").str.extract(rf"\*{kind}\*:lr=([\d.]+)").cast(pl.Float64)
-        return pl.coalesce(said, "rest_lr")
+        return pl.coalesce(said / pl.col("lr"), "rate_scale").round(6)
 
-    found = series(study="directions/10m-rest").with_columns(rate_of("embedding").alias("Rate of embeddings"))
-    found = found.with_columns(norms=rate_of("norm")).sort("norms", "Rate of embeddings")
-    wide = found.pivot("norms", index="Rate of embeddings", values="shown")
-    return as_table(wide.rename(lambda name: name if name.startswith("Rate") else f"Norms at {name}"))
+    found = series(study="directions/10m-rest").with_columns(
+        rate_of("embedding").alias("`rate_scale` of embeddings")
+    )
+    found = found.with_columns(norms=rate_of("norm")).sort("norms", "`rate_scale` of embeddings")
+    wide = found.pivot("norms", index="`rate_scale` of embeddings", values="shown")
+    return as_table(wide.rename(lambda name: name if name.startswith("`") else f"Norms at {name}"))
 
 
 def equal_rows() -> Table:
@@ -236,7 +237,7 @@ def parts() -> Table:
     rows, base = [], None
     for label, changed in PARTS.items():
         where = OLDER | {"momentum": MOMENTUM} | changed
-        found = tried("10M", name="muon-merit", lr=0.04, rest_lr=0.128, **where)
+        found = tried("10M", name="muon-merit", lr=0.04, rate_scale=3.2, **where)
         (one,) = found.filter(pl.col("bound").is_null()).iter_rows(named=True)
         base = base or one
         gaps = [loss - by_seed(base)[seed] for seed, loss in by_seed(one).items()]

@@ -4,7 +4,7 @@ The columns of a series, beside those of SETTINGS:
 
     seeds, losses    of its runs, in the order of seeds; runs: their names in the table
     num_seeds, mean, deviation, shown ("3.384 ± 0.009")
-    rates ("0.04, rest 0.128"), setting ("warm-up 40%, momentum 0.9"): in words
+    rates ("0.04, rate_scale 3.2"), setting ("warm-up 40%, momentum 0.9"): in words
     logit, entropy   the largest attention logit at the end, and the mean of attention's entropy
 """
 
@@ -44,6 +44,7 @@ TITLES = {
     "warmup": "Warm-up",
     "weight_decay": "Weight decay",
     "lr": "`lr`",
+    "rate_scale": "`rate_scale`",
     "rates": "Learning rate",
     "num_seeds": "Seeds",
     "shown": "Validation loss",
@@ -54,14 +55,14 @@ TITLES = {
     "max_logit": "Largest logit at the end",
     "largest_logit": "At any time",
 }  # of columns, in tables
-FORMATS = {"logit": ",.0f", "entropy": ".1f", "warmup": ".0%", "steps": ","}
+FORMATS = {"rate_scale": ".3g", "logit": ",.0f", "entropy": ".1f", "warmup": ".0%", "steps": ","}
 FORMATS |= dict.fromkeys(("validation_loss", "training_loss"), ".3f")
 FORMATS |= dict.fromkeys(("max_logit", "largest_logit"), ".1f")  # other numbers as "g" has them
 ORDER = pl.col("name").map_elements(lambda name: place(name)[0], pl.Int64)  # of optimizers
-TUNED = ("rest_lr", "momentum", "ratio_bounds", "neuron_beta")  # options with columns of their own
+TUNED = ("momentum", "ratio_bounds", "neuron_beta")  # options with columns of their own
 SETTINGS = (
     *("width", "layers", "text", "batch", "steps", "name", "warmup", "weight_decay", "schedule"),
-    *("lr", "rest_lr", "momentum", "bound", "equal_rows", "changed"),
+    *("lr", "rate_scale", "momentum", "bound", "equal_rows", "changed"),
 )
 
 
@@ -131,7 +132,7 @@ def _settled(run: dict[str, Any]) -> dict[str, Any]:
         "weight_decay": run["optimizer.weight_decay"],
         "schedule": run["optimizer.schedule"] or ("constant" if run["optimizer.final"] == 1 else "cosine"),
         "lr": run["optimizer.lr"],
-        "rest_lr": options.get("rest_lr"),
+        "rate_scale": run["optimizer.rate_scale"],
         "momentum": options.get("momentum", momentum),
         "bound": bound,
         "equal_rows": options.get("neuron_beta", rows) is not None,
@@ -170,8 +171,8 @@ def shown(one: dict[str, Any]) -> str:
 
 
 def _rates(one: dict[str, Any]) -> str:
-    rest = one["rest_lr"]
-    return f"{one['lr']:g}" + ("" if rest is None else f", rest {rest:g}")
+    scale = one["rate_scale"]
+    return f"{one['lr']:g}" + ("" if scale is None else f", `rate_scale` {scale:.3g}")
 
 
 def _setting(one: dict[str, Any]) -> str:

@@ -18,10 +18,10 @@ _OF_RUN = {
     "name": "optimizer.name",
     "lr": "optimizer.lr",
     "warmup": "optimizer.warmup",
-    "rest_lr": "optimizer.options.rest_lr",
+    "rate_scale": "optimizer.rate_scale",
 }
 _LEVEL = 0.02  # what seeds of one setting differ by
-_SETTINGS = ("qkv", "data", "name", "lr", "rest_lr", "warmup")
+_SETTINGS = ("qkv", "data", "name", "lr", "rate_scale", "warmup")
 
 
 @cache
@@ -62,8 +62,8 @@ def _above(text: str, name: str) -> str:
 def tried() -> Table:
     """Every setting that was tried, on both texts."""
     rows = settings().filter(qkv="three weights")
-    wide = rows.pivot("data", index=["name", "lr", "rest_lr", "warmup"], values="shown")
-    return as_table(wide.sort(ORDER, "lr", "rest_lr", "warmup"))
+    wide = rows.pivot("data", index=["name", "lr", "rate_scale", "warmup"], values="shown")
+    return as_table(wide.sort(ORDER, "lr", "rate_scale", "warmup"))
 
 
 def splitting() -> Table:
@@ -74,7 +74,7 @@ def splitting() -> Table:
         for text in TEXTS:
             one = best(text, name, "one weight")
             same = {key: one[key] for key in ("data", "name", "lr", "warmup")}
-            rest = pl.col("rest_lr").eq_missing(pl.lit(one["rest_lr"]))
+            rest = pl.col("rate_scale").eq_missing(pl.lit(one["rate_scale"]))
             split = settings().filter(rest, qkv="three weights", **same).row(0, named=True)
             difference = statistic.paired(by_seed(one), by_seed(split))
             cells += [f"{one['losses'][0]:.3f}", f"{by_seed(split)[0]:.3f}", f"{difference.mean:z.3f}"]

@@ -41,7 +41,7 @@ def write_run(
         "steps": steps,
         "batch": 1,
         "model": {"preset": "tiny", "context": 64},
-        "optimizer": {"name": name, "lr": 0.01, "options": ["rest_lr=0.002"], "betas": [0.9, 0.95]},
+        "optimizer": {"name": name, "lr": 0.01, "options": ["momentum=0.9"], "betas": [0.9, 0.95]},
         **settings,
     }
     environment = {

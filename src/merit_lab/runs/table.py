@@ -1,7 +1,7 @@
 """All runs as two frames: a row a run, and a row a logged step. Whatever is asked after training asks these.
 
     runs    run, folder, status; every setting by its dotted name ("optimizer.lr", "model.width"); the options
-            of the optimizer one by one ("optimizer.options.rest_lr"); the environment
+            of the optimizer one by one ("optimizer.options.momentum"); the environment
             ("environment.data.fingerprint"); what was measured at its last measured checkpoint
             ("evaluate.lambada.perplexity", "curvature.trace"; see measurements.py); and how it ended: OUTCOME
     steps   run, step and what was measured there: COLUMNS; null where it was not, NaN where it was NaN

@@ -110,10 +110,10 @@ class Advice:
         return self.settings.lr
 
     @property
-    def rest_lr(self) -> float | None:
-        """The rate of all but hidden matrices, if the run gave one."""
-        given = self.settings.rest_lr
-        return self.settings.options_by_name().get("rest_lr") if given is None else given
+    def rate_scale(self) -> float | None:
+        """What the rest multiplies ``lr`` by, if the run says so."""
+        second = self.settings.rest_lr
+        return self.settings.rate_scale if second is None else second / self.lr
 
 
 def read_records(*folders: Path | str) -> pl.DataFrame:
@@ -178,15 +178,12 @@ def _advice(mine: pl.DataFrame, size: Size, loss: float) -> Advice:
 
 
 def _scaled(best: OptimizerConfig, factor: float) -> OptimizerConfig:
-    """The same settings with other rates, of two digits; the rate of the rest keeps its share."""
+    """The same settings with other rates, of two digits."""
 
     def times(value: float | None) -> float | None:
         return None if value is None else float(f"{value * factor:.2g}")
 
-    rest = best.options_by_name().get("rest_lr")
-    options = tuple(text for text in best.options if rest is None or not text.startswith("rest_lr="))
-    options += () if rest is None else (f"rest_lr={times(rest):g}",)
-    return dataclasses.replace(best, lr=times(best.lr), rest_lr=times(best.rest_lr), options=options)
+    return dataclasses.replace(best, lr=times(best.lr), rest_lr=times(best.rest_lr))
 
 
 def _nearest(records: pl.DataFrame, size: Size) -> pl.DataFrame:
@@ -349,7 +346,7 @@ def as_table(advice: Sequence[Advice]) -> Table:
         "Optimizer",
         "Learning rate",
         "80% interval",
-        "Rate of the rest",
+        "rate_scale of the rest",
         "Warm-up",
         "Loss at the nearest",
     )
@@ -358,7 +355,7 @@ def as_table(advice: Sequence[Advice]) -> Table:
             names[one.name],
             f"{one.lr:g}" + (" (measured)" if one.is_measured else ""),
             f"{one.low:.2g} to {one.high:.2g}",
-            NOTHING if one.rest_lr is None else f"{one.rest_lr:g}",
+            NOTHING if one.rate_scale is None else f"{one.rate_scale:.2g}",
             f"{one.settings.warmup:g}",
             f"{one.loss:.3f}",
         )

@@ -16,7 +16,7 @@ from merit_lab.train import OptimizerConfig, TrainConfig
 from merit_lab.train.optimizer_options import class_of, is_external
 from merit_optim.settings import SETTINGS
 
-FIELDS = ("lr", "rest_lr", "warmup", "weight_decay")
+FIELDS = ("lr", "rate_scale", "rest_lr", "warmup", "weight_decay")
 """What is a field of the optimizer's configuration, and not one of its options."""
 
 # Learning rates near the best at 10M parameters, where the paper gives none (docs/results/optimizers.md).
@@ -80,9 +80,8 @@ class Contestant:
 
     @property
     def given(self) -> dict[str, float]:
-        """The values of ``FIELDS``; without a second optimizer ``rest_lr`` is an option."""
-        fields = FIELDS if self.rest else [name for name in FIELDS if name != "rest_lr"]
-        return {key: float(value) for key, value in self.settings if key in fields}
+        """The values of ``FIELDS``."""
+        return {key: float(value) for key, value in self.settings if key in FIELDS}
 
     @property
     def options(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ far into its range with one optimizer as with another.
 
     lr            four times below and above the usual rate
     rest_lr       the same, of a second optimizer
-    rest_share    the rate of all but hidden matrices, as a share of lr: 0.2 to 3.2
+    rate_scale    what the weights that take AdamW multiply lr by: 0.2 to 3.2
     warmup        share of the steps: 10% and 20 steps at least, 50% at most
     momentum      0.8 to 0.975; for an optimizer with betas, beta1
     beta2         0.8 to 0.99
@@ -26,15 +26,16 @@ import numpy as np
 from merit_lab.study.contestant import FIELDS, Contestant, usual_rate
 from merit_lab.text import join
 from merit_lab.train import OptimizerConfig, TrainConfig
+from merit_lab.train.by_kind import rest_of
 from merit_lab.train.optimizer_options import class_of, default_of, option_names, takes
 
 # An axis has the same place in the sequence for every optimizer.
-_PLACES = {"lr": 0, "rest_lr": 1, "rest_share": 1, "warmup": 2, "momentum": 3, "beta1": 3, "beta2": 4}
+_PLACES = {"lr": 0, "rest_lr": 1, "rate_scale": 1, "warmup": 2, "momentum": 3, "beta1": 3, "beta2": 4}
 _PLACES |= {"weight_decay": 5}
 _NUM_PLACES, _MOST_OPTIONS = 6, 4  # after these places are those of options that the user names
 _FROM_ONE = ("momentum", "beta1", "beta2")  # logarithmic in the distance from 1
 _FACTOR = 4.0  # of a learning rate, down and up
-_SHARES, _MOMENTA, _BETA2, _DECAYS = (0.2, 3.2), (0.8, 0.975), (0.8, 0.99), (0.02, 0.5)
+_SCALES, _MOMENTA, _BETA2, _DECAYS = (0.2, 3.2), (0.8, 0.975), (0.8, 0.99), (0.02, 0.5)
 _WARMUP, _LONGEST_WARMUP, _WARMUP_STEPS = 0.1, 0.5, 20
 _NEAR_EDGE = 0.05  # share of an axis
 MOST_TRIALS = 10_000
@@ -56,7 +57,7 @@ class Axis:
     @property
     def is_rate(self) -> bool:
         """Whether it is a learning rate, or a share of one."""
-        return self.name in ("lr", "rest_lr", "rest_share")
+        return self.name in ("lr", "rest_lr", "rate_scale")
 
     def at(self, unit: float) -> float:
         """The value at a place from 0 to 1."""
@@ -104,7 +105,7 @@ class Space:
         """The options of its class that stay at their defaults."""
         known = {axis.name for axis in self.axes} | self.base.optimizer.options_by_name().keys()
         known |= {"betas"} if "beta1" in known else set()
-        known |= {"kinds"} if "rest_share" in known else set()
+        known |= {"kinds"} if "rate_scale" in known else set()
         return tuple(name for name in option_names(class_of(self.contestant.name)) if name not in known)
 
     def settings(self, values: Mapping[str, float]) -> dict[str, object]:
@@ -112,9 +113,7 @@ class Space:
         fields: dict[str, object] = {}
         betas = _betas(self.base.optimizer)
         for name, value in values.items():
-            if name == "rest_share":
-                fields["optimizer.options.rest_lr"] = _rounded(value * values["lr"])
-            elif name in ("beta1", "beta2"):
+            if name in ("beta1", "beta2"):
                 assert betas is not None
                 betas = (value, *betas[1:]) if name == "beta1" else (*betas[:-1], value)
                 key = "optimizer.betas" if len(betas) == 2 else "optimizer.options.betas"
@@ -146,9 +145,8 @@ def space_of(contestant: Contestant, base: TrainConfig, changes: Sequence[str] =
             usual = known or usual_rate(config, optimizer)
             add(name, _rounded(usual / _FACTOR), _rounded(usual * _FACTOR), usual)
     options = config.optimizer.options_by_name()
-    share = _rest_share(config.optimizer.name)
-    if share is not None and "rest_lr" not in options:
-        add("rest_share", *_SHARES, share)
+    for scale in set(rest_of(config.optimizer.name).values()):
+        add("rate_scale", *_SCALES, scale)
     assert config.steps is not None
     least = min(_LONGEST_WARMUP, max(_WARMUP, _WARMUP_STEPS / config.steps))
     add("warmup", _rounded(least), _LONGEST_WARMUP, least)
@@ -234,17 +232,6 @@ def _betas(optimizer: OptimizerConfig) -> tuple[float, ...] | None:
         return None
     is_decay = all(isinstance(one, int | float) and 0 <= one < 1 for one in default)
     return tuple(map(float, default)) if is_decay else None
-
-
-def _rest_share(optimizer: str) -> float | None:
-    """The default rate of the rest as a share, for an optimizer that handles all kinds of weights itself."""
-    from merit_optim.optim.family import Family
-
-    kind = class_of(optimizer)
-    if not (isinstance(kind, type) and issubclass(kind, Family)) or kind.COMPOSITION.kinds is None:
-        return None
-    share: float = kind.COMPOSITION.adamw.get("rate_scale", 1.0)
-    return share
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from merit_lab.train.optimizer_options import class_of, default_of
+from merit_lab.train.optimizer_options import class_of
 from merit_optim.optim.family import Family
 from merit_optim.optim.kinds import KINDS, Kind
 
@@ -37,18 +37,25 @@ def with_whole_rates(overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, di
     }
 
 
-def with_kinds(name: str, lr: float | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options for the class, with ``rest_lr`` as the ``rate_scale`` of the kinds that take AdamW.
-
-    ``rest_lr`` is a rate of its own, as records have it.
-    """
+def rest_of(name: str) -> dict[Kind, float]:
+    """Return the kinds of weights that an optimizer gives to AdamW, each with its ``rate_scale``."""
     cls = class_of(name)
-    directed = cls.COMPOSITION.kinds if isinstance(cls, type) and issubclass(cls, Family) else None
-    if "rest_lr" not in options or directed is None:
+    if not (isinstance(cls, type) and issubclass(cls, Family)) or (own := cls.COMPOSITION.kinds) is None:
+        return {}
+    return {kind: cls.COMPOSITION.adamw.get("rate_scale", 1.0) for kind in KINDS if kind not in own}
+
+
+def with_rate_scale(name: str, rate_scale: float | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options in which the kinds of ``rest_of`` have this ``rate_scale``, if they give none."""
+    if rate_scale is None:
         return dict(options)
-    peak = default_of(name, "lr") if lr is None else lr
-    scale = {"rate_scale": options["rest_lr"] / peak}
-    given = options.get("kinds", {})
-    rest = {kind: scale | given.get(kind, {}) for kind in KINDS if kind not in directed}
-    others = {option: value for option, value in options.items() if option != "rest_lr"}
-    return {**others, "kinds": {**given, **rest}}
+    given, rest = options.get("kinds", {}), rest_of(name)
+    if not rest:
+        raise ValueError(
+            f"optimizer.rate_scale is {rate_scale:g}, but {name} gives no weights to AdamW; leave it out. "
+            "For the rate of some weights use --optimizer.overrides, as in '*embedding*:lr=0.01'"
+        )
+    return {
+        **options,
+        "kinds": given | {kind: {"rate_scale": rate_scale} | given.get(kind, {}) for kind in rest},
+    }

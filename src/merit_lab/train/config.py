@@ -64,6 +64,9 @@ class OptimizerConfig:
     """Final learning rate, as a share of the peak."""
     without: tuple[MeritPart, ...] = ()
     """Parts of MERIT to leave out, as in the paper's ablations."""
+    rate_scale: float | None = None
+    """What embeddings, heads and vectors multiply the learning rate by, if the optimizer gives them to AdamW.
+    None: its default."""
     options: tuple[str, ...] = ()
     """Other arguments of the optimizer, as OPTION=VALUE: momentum=0.9, betas=0.9,0.99,0.999."""
     overrides: tuple[str, ...] = ()
@@ -97,7 +100,7 @@ class OptimizerConfig:
             )
         self.rest_options_by_name()
         self.overrides_by_pattern()
-        for name in ("lr", "rest_lr", "weight_decay"):
+        for name in ("lr", "rate_scale", "rest_lr", "weight_decay"):
             if (value := getattr(self, name)) is not None:
                 check_at_least(f"optimizer.{name}", value, 0.0)
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from merit_lab.models import Model, build
-from merit_lab.train.by_kind import merged, of_kinds, with_kinds, with_whole_rates
+from merit_lab.train.by_kind import merged, of_kinds, with_rate_scale, with_whole_rates
 from merit_lab.train.config import TrainConfig
 from merit_lab.train.optimizer_options import check_known, class_of, fitted_options, is_external, takes
 from merit_lab.train.parallel import Ranks
@@ -46,7 +46,7 @@ def create_optimizer(config: TrainConfig, model: Model) -> AnyOptimizer:
     fixed: dict[str, Any] = {} if chosen.betas is None else {"betas": chosen.betas}
     for part in chosen.without:
         fixed |= _LEFT_OUT[part]
-    user = with_kinds(chosen.name, chosen.lr, chosen.options_by_name())
+    user = with_rate_scale(chosen.name, chosen.rate_scale, chosen.options_by_name())
     first = _Part(chosen.name, chosen.lr, fixed, user, "optimizer.options")
     if chosen.rest is None:
         return first.create(config, model, KINDS)

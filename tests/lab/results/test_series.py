@@ -35,9 +35,9 @@ def frame(*changes: dict[str, Any], **common: Any) -> pl.DataFrame:
 def test_seeds_form_a_series_and_what_else_differs_within_an_optimizer_is_in_its_name() -> None:
     runs = with_series(
         frame(
-            {"optimizer.name": "muon", "optimizer.lr": 0.02, "optimizer.options.rest_lr": 0.1, "seed": 1},
-            {"optimizer.name": "muon", "optimizer.lr": 0.02, "optimizer.options.rest_lr": 0.1},
-            {"optimizer.name": "muon", "optimizer.lr": 0.01, "optimizer.options.rest_lr": 0.1},
+            {"optimizer.name": "muon", "optimizer.lr": 0.02, "optimizer.rate_scale": 0.1, "seed": 1},
+            {"optimizer.name": "muon", "optimizer.lr": 0.02, "optimizer.rate_scale": 0.1},
+            {"optimizer.name": "muon", "optimizer.lr": 0.01, "optimizer.rate_scale": 0.1},
             {"optimizer.name": "adamw", "optimizer.lr": 0.001, "measure.attention_every": 5},
         )
     )

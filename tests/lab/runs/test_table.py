@@ -22,8 +22,8 @@ def test_a_row_has_settings_environment_and_outcome(tmp_path: Path) -> None:
     (row,) = table.read(tmp_path).runs.to_dicts()
     loss = 3 + math.exp(-8 / 3)
     assert row["run"], row["status"] == ("one", "finished")
-    assert (row["optimizer.lr"], row["optimizer.options.rest_lr"], row["optimizer.betas"]) == (
-        *(0.01, 0.002),
+    assert (row["optimizer.lr"], row["optimizer.options.momentum"], row["optimizer.betas"]) == (
+        *(0.01, 0.9),
         "[0.9, 0.95]",
     )
     assert row["environment.versions.torch"] == "2.13.0"

@@ -47,7 +47,7 @@ def test_what_was_measured_is_the_answer(
 ) -> None:
     for lr in (0.005, 0.01, 0.02):
         record("merit", lr, warmup=0.4)
-        record("muon-merit", lr, 2.5 + 10 * abs(lr - 0.02), options=("rest_lr=0.064",))
+        record("muon-merit", lr, 2.5 + 10 * abs(lr - 0.02), rate_scale=3.2)
     assert ask(tmp_path, "--batch", "64", "--steps", "200") == 0
     printed = capsys.readouterr().out
     assert printed.startswith("Measured, with ")
@@ -57,7 +57,7 @@ def test_what_was_measured_is_the_answer(
     assert lines.index(muon) < lines.index(merit)
     assert muon[1:3] == ["0.02", "(measured)"]
     assert merit[1:3] == ["0.01", "(measured)"]
-    assert "0.064" in muon
+    assert "3.2" in muon
     assert "merit train tiny --data FOLDER --batch 64 --steps 200 --optimizer.name muon-merit" in printed
 
 

@@ -38,14 +38,14 @@ def axes(text: str, *changes: str, base: TrainConfig = BASE) -> dict[str, tuple[
     ("text", "expected"),
     [
         ("adamw", "lr warmup beta1 beta2 weight_decay"),
-        ("muon-merit", "lr rest_share warmup momentum weight_decay"),
-        ("soap", "lr rest_share warmup beta1 beta2 weight_decay"),
+        ("muon-merit", "lr rate_scale warmup momentum weight_decay"),
+        ("soap", "lr rate_scale warmup beta1 beta2 weight_decay"),
         ("torch:SGD", "lr warmup momentum weight_decay"),
         ("torch:Muon,rest=adamw", "lr rest_lr warmup momentum weight_decay"),
         ("test_space:Foreign", "lr warmup beta1 beta2 weight_decay"),
         ("test_space:composed", "lr warmup momentum weight_decay"),
         ("adamw,betas=0.9,0.99", "lr warmup weight_decay"),
-        ("muon,momentum=0.9,rest_lr=0.01", "lr warmup weight_decay"),
+        ("muon,momentum=0.9,rate_scale=2", "lr rate_scale warmup weight_decay"),
     ],
 )
 def test_the_axes_are_those_of_the_signature_that_are_not_given(text: str, expected: str) -> None:
@@ -54,7 +54,7 @@ def test_the_axes_are_those_of_the_signature_that_are_not_given(text: str, expec
 
 def test_spaces_are_alike() -> None:
     adamw, merit, muon = axes("adamw"), axes("merit"), axes("muon-merit")
-    assert {high / low for low, high in (adamw["lr"], merit["lr"], muon["lr"], muon["rest_share"])} == {16.0}
+    assert {high / low for low, high in (adamw["lr"], merit["lr"], muon["lr"], muon["rate_scale"])} == {16.0}
     assert adamw["beta1"] == merit["beta1"] == muon["momentum"]
     assert adamw["warmup"] == (0.1, 0.5)
     assert axes("adamw", base=replace(BASE, steps=100))["warmup"] == (0.2, 0.5)  # 20 steps at least
@@ -79,13 +79,13 @@ def test_points_depend_on_seed_and_number_alone() -> None:
     ("text", "expected"),
     [
         ("adamw", {"betas": (0.8, 0.99)}),
-        ("muon", {"options": ("momentum=0.8", "rest_lr=0.02")}),
+        ("muon", {"options": ("momentum=0.8",), "rate_scale": 2.0}),
         ("pytorch-optimizer:Adan", {"options": ("betas=0.8,0.92,0.99",)}),
     ],
 )
 def test_settings_are_those_of_the_optimizer(text: str, expected: dict[str, object]) -> None:
     space = space_of(Contestant.parse(text), BASE)
-    values = {"lr": 0.01, "rest_share": 2.0, "warmup": 0.2, "momentum": 0.8, "beta1": 0.8, "beta2": 0.99}
+    values = {"lr": 0.01, "rate_scale": 2.0, "warmup": 0.2, "momentum": 0.8, "beta1": 0.8, "beta2": 0.99}
     mine = {axis.name: values.get(axis.name, 0.05) for axis in space.axes}
     config = with_values(space.base, space.settings(mine)).optimizer
     assert (config.lr, config.warmup, config.weight_decay) == (0.01, 0.2, 0.05)
@@ -109,7 +109,7 @@ def test_changes_are_for_one_or_for_all() -> None:
     [
         ("adamw", "adamw.momentum=0.9", "momentum, which adamw does not have; it has lr, warmup, beta1"),
         ("adamw", "adamw.lr=1:0.1", "lr from 1 to 0.1; the values must be above 0, the lower first"),
-        ("muon", "muon.rest_lr=0.1:1", "rest_lr, which muon does not have; it has lr, rest_share"),
+        ("muon", "muon.rest_lr=0.1:1", "rest_lr, which muon does not have; it has lr, rate_scale"),
         ("adamw", "beta1=0.9:1", "beta1 from 0.9 to 1; the values must be above 0 and below 1"),
         ("adamw", "warmup=0.1:2", "warmup from 0.1 to 2; the values must be above 0 and at most 1"),
         ("adamw", "lr", "cannot parse --space 'lr'; write NAME.AXIS=LOW:HIGH"),

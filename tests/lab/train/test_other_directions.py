@@ -35,7 +35,7 @@ def test_the_schedule_scales_the_rates_of_all_groups(changed, tmp_path, monkeypa
         return original(self, micro_batches)
 
     monkeypatch.setattr(Trainer, "accumulate_gradients", accumulate_gradients)
-    chosen = {"name": "muon-merit", "options": ("rest_lr=0.03",), "overrides": ("*norm*:lr=0.05",)}
+    chosen = {"name": "muon-merit", "rate_scale": 3.0, "overrides": ("*norm*:lr=0.05",)}
     run = train(changed(**{f"optimizer.{key}": value for key, value in chosen.items()}), tmp_path / "run")
     recorded = torch.tensor([line["lr"] for line in run.metrics("train")], dtype=torch.float64)
     assert recorded.max() == 1e-2
@@ -52,12 +52,17 @@ def test_the_schedule_scales_the_rates_of_all_groups(changed, tmp_path, monkeypa
         ("muon-merit", "momentm=0.9", "momentm, which MuonMERIT does not take; did you mean 'momentum'"),
         ("muon-merit", "momentum=2", "momentum is 2; it must be at least 0 and less than 1"),
         ("merit", "momentum=0.9", "has momentum, which MERIT does not take. It takes lr, weight_decay"),
+        ("merit", "rate_scale=2", "has 'rate_scale=2'; write --optimizer.rate-scale"),
     ],
 )
 def test_an_option_that_the_optimizer_does_not_have_is_refused(changed, name, option, match):
-    config = changed(**{"optimizer.name": name, "optimizer.options": (option,)})
     with pytest.raises(ValueError, match=match):
-        options_in_use(config)
+        options_in_use(changed(**{"optimizer.name": name, "optimizer.options": (option,)}))
+
+
+def test_a_rate_scale_is_for_optimizers_that_give_weights_to_adamw(changed):
+    with pytest.raises(ValueError, match="rate_scale is 2, but merit gives no weights to AdamW"):
+        options_in_use(changed(**{"optimizer.name": "merit", "optimizer.rate_scale": 2.0}))
 
 
 OWN_CHOICE = """
