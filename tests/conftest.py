@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 if not torch.cuda.is_available() and find_spec("triton"):
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TRITON_INTERPRET", "1")
-        from merit_optim.optim.engines.fused import kernels, product_kernels  # noqa: F401
+        from merit_optim.optim.engines.fused import hold_kernels, kernels, product_kernels  # noqa: F401
 
 
 # What torch warns of in its own code when it compiles for a GPU.

@@ -7,9 +7,9 @@ from unittest import mock
 
 from triton.runtime import interpreter
 
-from merit_optim.optim.engines.fused import kernels
+from merit_optim.optim.engines.fused import layout
 
-CHUNK = kernels.CHUNK.value
+CHUNK = layout.CHUNK.value
 
 
 def patch_once() -> None:
@@ -26,4 +26,4 @@ def patch_once() -> None:
 
 def chunks_of(num_tiles: int) -> Any:
     """Use chunks of another length: with sixteen, most programs are idle here, and still take time."""
-    return mock.patch.object(kernels.CHUNK, "value", num_tiles)
+    return mock.patch.object(layout.CHUNK, "value", num_tiles)

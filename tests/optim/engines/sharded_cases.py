@@ -128,6 +128,14 @@ OPTIMIZERS: dict[str, Build] = {
     "NorMuon, fused": lambda p: NorMuon(
         [{"params": p[:-1], "direction": "muon"}, {"params": p[-1:], "direction": "adam"}], fused=True
     ),
+    "NorMuonSphere, fused": lambda p: NorMuonSphere(
+        [
+            {"params": p[:1], "kind": "hidden", "split": [3, 2]},
+            {"params": p[1:-1], "kind": "hidden", "matrix_dims": 2},
+            {"params": p[-1:], "kind": "vector"},
+        ],
+        fused=True,
+    ),
     "split, fused": lambda p: MuonMERIT(
         [
             {"params": p[:1], "direction": "muon", "split": 3},

@@ -136,7 +136,8 @@ def fused(world: int) -> Comparisons:
         for name, placement in (("MERIT", Shard(0)), ("MERIT", Shard(1)), ("MaxLAMB", Shard(0))):
             wrong = on_mesh(mesh, [placement], f"{name}, fused", torch.float32, shapes, num_steps=3)
             yield f"{placement}, {name}", wrong
-        for name, placement in product(("MuonMERIT", "NorMuon"), (Shard(0), Shard(1))):
+        hidden = [*product(("MuonMERIT", "NorMuon"), (Shard(0), Shard(1))), ("NorMuonSphere", Shard(0))]
+        for name, placement in hidden:
             wrong = on_mesh(mesh, [placement], f"{name}, fused", torch.float32, shapes, num_steps=2)
             yield f"{placement}, {name}", wrong
         shapes = [(9, 5), (12, 5), (2, 6, 4), (8, 5)]

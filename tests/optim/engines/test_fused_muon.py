@@ -25,7 +25,7 @@ pytest.importorskip("triton", reason="the fused engine needs triton, which is no
 
 from fused_cases import ULPS, Pair, assert_within_ulps, gradient, parameters, tiles
 
-from merit_optim import Muon, MuonMERIT, NorMuon
+from merit_optim import Muon, MuonMERIT, MuonSphere, NorMuon, NorMuonSphere
 from merit_optim.optim import algorithm
 from merit_optim.optim.axes.ratios import Merit
 from merit_optim.optim.axes.ratios.ratio import sizes
@@ -46,11 +46,8 @@ pytestmark = [
 
 INTERPRETED = not torch.cuda.is_available()
 
-muon_merit, muon, normuon = (
-    Hidden(MuonMERIT, neuron_beta=None, ratio_bounds=None),
-    Hidden(Muon),
-    Hidden(NorMuon),
-)
+muon_merit = Hidden(MuonMERIT, neuron_beta=None, ratio_bounds=None)
+muon, normuon, sphere, norsphere = map(Hidden, (Muon, NorMuon, MuonSphere, NorMuonSphere))
 
 # Relative to the change of a weight, in norms: products in bfloat16 round differently in each engine.
 SHARE = 0.1
@@ -180,6 +177,13 @@ OPTIONS: list[tuple[Hidden, dict[str, Any]]] = [
     (normuon, {}),
     (normuon, {"neuron_beta": 0.5, "scale": "original"}),
     (normuon, {"nonfinite": "skip", "capturable": True, "lr": 0.04}),
+    (muon, {"hold": "decoupled", "weight_decay": 0.5}),
+    (muon, {"hold": "corrected", "weight_decay": 0.5, "peak_lr": 0.1}),
+    (muon, {"hold": "cautious", "weight_decay": 0.5, "clip": 0.3}),
+    (muon_merit, {"hold": "ball", "radius": 3.0}),
+    (sphere, {}),
+    (sphere, {"gain": 1.4, "nonfinite": "skip", "capturable": True, "lr": 0.04}),
+    (norsphere, {"lr": 0.3}),
 ]
 
 
@@ -199,6 +203,7 @@ SPLIT_BY_ROWS: list[tuple[tuple[int, ...], Any, Hidden, dict[str, Any]]] = [
     ((3, 8, 5), [2, 6], muon_merit, {"neuron_beta": 0.9, "matrix_dims": 2}),
     ((6, 2, 3), 2, muon_merit, {"norm": "l2", "element_wise": False}),
     ((9, 4), (1, 8), muon_merit, {"neuron_beta": 0.9, "nonfinite": "skip", "split_dim": 0}),
+    ((3, 8, 21), [2, 6], norsphere, {"matrix_dims": 2}),
 ]
 
 

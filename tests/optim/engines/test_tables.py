@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="the fused engine's tables are laid out by its kernels")
 
-from merit_optim.optim.engines.fused import kernels
+from merit_optim.optim.engines.fused import layout
 from merit_optim.optim.engines.fused.tables import KernelWeight, Tile, TileGrid, grid_of, weights_of
 from merit_optim.optim.engines.plan import Slot, pieces, plan
 from merit_optim.optim.matrices import Matrices, matrices_of
@@ -54,12 +54,12 @@ def all_weights(matrix_dims: int | None, element_wise: bool = True) -> list[Kern
 
 def fields(grid: TileGrid, weight: int) -> dict[str, int]:
     row = grid.weights[weight].tolist()
-    return {name: row[getattr(kernels, name).value] for name in FIELDS}
+    return {name: row[getattr(layout, name).value] for name in FIELDS}
 
 
 def elements_of_program(grid: TileGrid, program: int) -> tuple[int, int, list[int]] | None:
     """A program's weight, tile and elements according to the tables; None if it is idle."""
-    chunk = kernels.CHUNK.value
+    chunk = layout.CHUNK.value
     weight, first = grid.schedule[program // chunk].tolist()
     tile = first + program % chunk
     entry = fields(grid, weight)
@@ -93,7 +93,7 @@ def test_every_element_is_in_exactly_one_tile(tile, matrix_dims) -> None:
 @every_tile
 def test_a_chunk_has_tiles_of_only_one_weight(tile) -> None:
     grid = grid_of(all_weights(None), tile, CPU)
-    chunk = kernels.CHUNK.value
+    chunk = layout.CHUNK.value
     assert grid.num_programs == chunk * len(grid.schedule)
     chunks_of = [[first for i, first in grid.schedule.tolist() if i == w] for w in range(len(grid.num_tiles))]
     for firsts, num in zip(chunks_of, grid.num_tiles, strict=True):
@@ -113,7 +113,7 @@ def test_each_tile_of_a_launch_has_a_unique_number(tile) -> None:
 def test_the_table_has_the_fields_of_the_weights() -> None:
     weights = all_weights(2)
     grid = grid_of(weights, TILES[0], CPU)
-    assert grid.weights.shape == (len(weights), kernels.NUM_FIELDS.value)
+    assert grid.weights.shape == (len(weights), layout.NUM_FIELDS.value)
     for i, w in enumerate(weights):
         entry = fields(grid, i)
         places = [w.rows, w.columns, w.rows_at, w.columns_at, w.whole_at, int(w.has_rows), w.group]

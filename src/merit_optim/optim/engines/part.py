@@ -71,14 +71,14 @@ class MatrixPart(Part, Protocol):
 
 
 class ProductPart(Part, Protocol):
-    """A weight whose hold needs products. If ranks share it, ``apply`` has two phases."""
+    """Weights whose hold needs products. If ranks share them, ``apply`` has two phases."""
 
     @property
     def originals(self) -> list[Tensor]:
-        """The parameter as it is in its group."""
+        """The parameters as they are in their groups."""
 
-    products: dict[int, Products]
-    """Those of this rank's lines, by the number of the matrix, once ``scale`` has formed them."""
+    products: dict[tuple[Tensor, int], Products]
+    """Those of this rank's lines, by parameter and the number of the matrix, once ``scale`` formed them."""
 
     def scale(self, recorder: Recorder | None) -> None:
         """Compute the ratios and c, and the products of w and c."""

@@ -1,6 +1,6 @@
 """The holds: what keeps a weight's size."""
 
-from merit_optim.optim.axes.holds.decay import Ball, Cautious, Corrected, Decay, Decoupled
+from merit_optim.optim.axes.holds.decay import Ball, Cautious, Corrected, Decay, Decoupled, Shares
 from merit_optim.optim.axes.holds.displacement import Displacement
 from merit_optim.optim.axes.holds.hold import Hold, Move, Products
 from merit_optim.optim.axes.holds.rows import Rows
@@ -17,5 +17,6 @@ __all__ = [
     "Move",
     "Products",
     "Rows",
+    "Shares",
     "Sphere",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,13 +30,26 @@ class Decay(Hold):
         return weight_NRC - change_NRC * move.lr, state
 
 
-@register("decoupled")
 @dataclass(frozen=True, kw_only=True)
-class Decoupled(Hold):
-    """w <- (1 - lr*weight_decay)*w - lr*c.  Decay is neither scaled nor clipped, as in AdamW."""
+class Shares(Hold):
+    """w <- a*w - b*c  with one a and one b for all weights of a group."""
+
+    @abstractmethod
+    def shares(self, lr: float | Tensor, weight_decay: float) -> tuple[Any, Any]:
+        """Return a and b."""
 
     def apply(self, weight_NRC: Tensor, change_NRC: Tensor, state: State, move: Move) -> tuple[Tensor, State]:
-        return weight_NRC * (1 - move.lr * move.weight_decay) - change_NRC * move.lr, state
+        of_weight, of_change = self.shares(move.lr, move.weight_decay)
+        return weight_NRC * of_weight - change_NRC * of_change, state
+
+
+@register("decoupled")
+@dataclass(frozen=True, kw_only=True)
+class Decoupled(Shares):
+    """w <- (1 - lr*weight_decay)*w - lr*c.  Decay is neither scaled nor clipped, as in AdamW."""
+
+    def shares(self, lr: float | Tensor, weight_decay: float) -> tuple[Any, Any]:
+        return 1 - lr * weight_decay, lr
 
 
 @register("cautious")
@@ -71,21 +85,20 @@ class PeakRate(Hold):
 
 @register("corrected")
 @dataclass(frozen=True, kw_only=True)
-class Corrected(PeakRate):
+class Corrected(PeakRate, Shares):
     """w <- (1 - lr*(lr/peak_lr)*weight_decay)*w - lr*c.  Decay falls as the square of the rate.
 
     So the size at which a normalised weight settles does not grow while the rate falls (Defazio, "Why
     Gradients Rapidly Increase Near the End of Training", 2025, https://arxiv.org/abs/2506.02285).
     """
 
-    def apply(self, weight_NRC: Tensor, change_NRC: Tensor, state: State, move: Move) -> tuple[Tensor, State]:
-        decay = move.lr * self.of_peak(move.lr) * move.weight_decay
-        return weight_NRC * (1 - decay) - change_NRC * move.lr, state
+    def shares(self, lr: float | Tensor, weight_decay: float) -> tuple[Any, Any]:
+        return 1 - lr * self.of_peak(lr) * weight_decay, lr
 
 
 @register("ball")
 @dataclass(frozen=True, kw_only=True)
-class Ball(Hold):
+class Ball(Shares):
     """w <- (1 - lr)*w - lr*radius*c.  While c is in the unit ball of a norm, w stays in that of ``radius``.
 
     Scion's constraint (Pethick et al., 2025, https://arxiv.org/abs/2502.07529).
@@ -98,5 +111,5 @@ class Ball(Hold):
     def check(self) -> None:
         validate.positive("radius", self.radius, "another hold for no ball")
 
-    def apply(self, weight_NRC: Tensor, change_NRC: Tensor, state: State, move: Move) -> tuple[Tensor, State]:
-        return weight_NRC * (1 - move.lr) - change_NRC * (move.lr * self.radius), state
+    def shares(self, lr: float | Tensor, weight_decay: float) -> tuple[Any, Any]:
+        return 1 - lr, lr * self.radius

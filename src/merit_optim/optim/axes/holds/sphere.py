@@ -82,7 +82,7 @@ class Sphere(Hold):
         assert products is not None and line_dim is not None
         if self.sphere_of == "matrix":
             products = products.of_matrices(line_dim)
-        first = products.weight_sq.sqrt() if self.gain is None else self._named_radius(move.extent)
+        first = products.weight_sq.sqrt() if self.gain is None else self.named_radius(move.extent)
         radius = torch.where(stored == 0, first, stored)
         rests = (products.change_sq == 0) | (move.lr == 0)
         # A weight of zeros has no sphere to be on, and takes the step as it is.
@@ -96,7 +96,7 @@ class Sphere(Hold):
         new_NRC = torch.where(rests.expand_as(radius)[here], weight_NRC, moved_NRC)
         return new_NRC, (torch.where(rests, stored, radius),)
 
-    def _named_radius(self, extent: Extent) -> float:
+    def named_radius(self, extent: Extent) -> float:
         """The norm of a matrix, or of an output, whose elements have the named root mean square."""
         assert self.gain is not None
         outputs, inputs = extent.num_rows, extent.num_columns

@@ -44,8 +44,8 @@ class WholePart:
         self.sizes = torch.zeros(2, self.layout.length, dtype=dtype, device=device)
         self.tensors = list(stored.cut(iter(enumerate(self.layout.slots))))
         self.changing: list[Changing] = []
-        self.products: dict[int, Products] = {}
-        """What the hold needs to know of each matrix, by its number."""
+        self.products: dict[tuple[Tensor, int], Products] = {}
+        """What the hold needs to know of each matrix, by its parameter and number."""
 
     @property
     def places(self) -> list[Place]:
@@ -184,7 +184,8 @@ class WholePart:
                 statistics = measure(weight_NRC, scaled_NRC, scale, ratios, ratio, change_NRC)
                 self.changing[n] = changing = changing._replace(statistics=statistics)
             if line_dim is not None:
-                self.products[changing.number] = Products.of(weight_NRC, change_NRC, line_dim)
+                key = self.stored.item.original, changing.number
+                self.products[key] = Products.of(weight_NRC, change_NRC, line_dim)
             self.changing[n] = changing._replace(u_NRC=change_NRC)
 
     def settle(self, recorder: Recorder | None) -> None:
@@ -195,7 +196,7 @@ class WholePart:
             tensors = self.tensors[number]
             _, _, of_hold = self.spec.divided(tensors.state)
             weight_NRC, *state = (in_dtype(self.dtype, x) for x in (tensors.weight, *of_hold))
-            extent, products = self.extents[number], self.products.get(number)
+            extent, products = self.extents[number], self.products.get((item.original, number))
             move = Move(lr, item.weight_decay, extent, self.line_dim, item.step, products)
             new_NRC, new = hold.apply(weight_NRC, change_NRC, tuple(state), move)
             if recorder is not None and statistics is not None:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim.axes.directions import MatrixDirection, Muon
-from merit_optim.optim.engines.fused import kernels
-from merit_optim.optim.engines.fused.known import is_muon
+from merit_optim.optim.axes.holds import Shares, Sphere
+from merit_optim.optim.engines.fused import layout
+from merit_optim.optim.engines.fused.known import is_muon, is_sphere
 from merit_optim.optim.engines.fused.launch import (
     HeldLaunch,
     Launch,
@@ -60,7 +61,7 @@ class FusedEngine:
         self.device = device
         self._sender = Sender()
         self._originals: list[Tensor] = []
-        self._options: list[tuple[int, Spec]] = []
+        self._options: list[tuple[Any, ...]] = []
         self._addresses: array.array[int] | None = None
         self._hyper_values: array.array[float] | None = None
         self._polars: dict[tuple[int, Iteration], Polar] = {}
@@ -146,8 +147,9 @@ class FusedEngine:
         originals = originals_of(works)
         group_numbers = [i for i, work in enumerate(works) for _ in work.params]
         specs: list[Spec] = [work.spec for work in works for _ in work.params]
+        radii = [x if is_sphere(work.spec.hold) else None for work in works for x in work.states[-1]]
         matrices_of: dict[int, tuple[Matrices, ...]] = {}
-        for i, of_param in enumerate(zip(*tensors, strict=True)):
+        for i, of_param in enumerate(zip(*tensors, radii, strict=True)):
             if can_be_fused(specs[i], originals[i], *of_param):
                 view = shares[originals[i]].view if originals[i] in shares else specs[i].view
                 matrices_of[i] = view.split_matrices(tensors.params[i].shape)
@@ -167,6 +169,8 @@ class FusedEngine:
             weights = weights_of(i, self._slots[i], group_numbers[i])
             if is_muon(direction := specs[i].direction):
                 weights = _held(weights, direction, share)
+                if is_sphere(hold := specs[i].hold):
+                    weights = _on_spheres(weights, hold, radii[i])
             for w in weights:
                 members.setdefault(variants[w.part], []).append(w)
         tiles = self.moments_tile, self.apply_tile
@@ -192,25 +196,36 @@ class FusedEngine:
         values: list[float] = []
         for work in works:
             direction, ratio, lr = work.spec.direction, work.spec.ratio, work.lr
+            decay = work.weight_decay
             beta1, beta2 = (direction.momentum, 0.0) if is_muon(direction) else direction.betas
             if isinstance(lr, Tensor):
                 # Read on the host; copied into the table below on a device.
                 lr = lr.item() if lr.device.type == "cpu" else math.inf
-            values += (lr, beta1, 1 - beta1, beta2, 1 - beta2, direction.eps, work.weight_decay)
+            if isinstance(hold := work.spec.hold, Shares):
+                decay, lr = hold.shares(lr, decay)
+            values += (lr, beta1, 1 - beta1, beta2, 1 - beta2, direction.eps, decay)
             values.append(math.inf if ratio.clip is None else ratio.clip)
-            values += ratio.ratio_bounds or (-math.inf, math.inf)
+            bounds = None if ratio.measures is None else ratio.ratio_bounds  # of 1 there are none
+            values += bounds or (-math.inf, math.inf)
         packed, hyper = array.array("f", values), self._shared.hyper
         if resend or packed != self._hyper_values:
             self._sender.send(torch.frombuffer(packed, dtype=torch.float32).view(hyper.shape), hyper)
             self._hyper_values = packed
         for row, work in enumerate(works):
             if isinstance(work.lr, Tensor) and work.lr.device.type != "cpu":
-                hyper[row, kernels.LR.value].copy_(work.lr.reshape(()))
+                lr, hold = work.lr.reshape(()), work.spec.hold
+                if isinstance(hold, Shares):
+                    of_weight, lr = hold.shares(lr, work.weight_decay)
+                    hyper[row, layout.WEIGHT_DECAY.value].copy_(of_weight)
+                hyper[row, layout.LR.value].copy_(lr)
 
 
-def _options(work: Work) -> tuple[int, Spec]:
-    """What the tables depend on besides the tensors."""
-    return len(work.params), work.spec.fixed
+def _options(work: Work) -> tuple[Any, ...]:
+    """What the tables depend on besides the tensors of ``StepTensors``."""
+    options = len(work.params), work.spec.fixed
+    if not is_sphere(work.spec.hold):
+        return options
+    return *options, work.spec.ratio.clip, [(x.data_ptr(), x.dtype) for x in work.states[-1]]
 
 
 def _held(weights: list[KernelWeight], direction: Muon, share: Share | None) -> list[KernelWeight]:
@@ -222,6 +237,19 @@ def _held(weights: list[KernelWeight], direction: Muon, share: Share | None) -> 
         scale = direction.factor(extent.num_rows, extent.num_columns)
         held.append(w._replace(extent=extent, scale=scale, averages_at=averages_at))
         averages_at += (extent.num_rows, extent.num_columns)[direction.output_dim - 1]
+    return held
+
+
+def _on_spheres(weights: list[KernelWeight], hold: Sphere, radius: Tensor | None) -> list[KernelWeight]:
+    """The matrices of a parameter, with the places of their radii."""
+    assert radius is not None
+    held: list[KernelWeight] = []
+    at = radius.data_ptr()
+    for w in weights:
+        assert w.extent is not None
+        named = 0.0 if hold.gain is None else hold.named_radius(w.extent)
+        held.append(w._replace(radius_at=at, named_radius=named))
+        at += w.extent.num_rows * radius.itemsize
     return held
 
 

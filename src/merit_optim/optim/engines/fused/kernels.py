@@ -1,21 +1,15 @@
 """The trust-ratio step as Triton kernels: every weight of a step in one launch per phase.
 
-A program processes a tile of one weight: ``STEPS`` blocks of ``BLOCK_R`` rows, ``BLOCK_C`` columns wide.
-It looks up its tile in tables, so that any number of weights share a launch:
-
-    schedule (program // CHUNK, 2)       -> weight; first of CHUNK tiles
-    weights  (weight, NUM_FIELDS)        -> shape, places in the sizes buffers, group
-    pointers (weight, NUM_POINTERS)      -> addresses of w, g, m, v and of the step count
-    hyper    (group, NUM_HYPER)          -> learning rate, betas and so on
-    outputs  (weight, NUM_OUTPUT_FIELDS) -> for NorMuon, the outputs of the whole matrix
-
-Adam's direction is recomputed from m and v in each phase. A direction that needs whole matrices is computed
-between the phases and held (``HELD``): ``momentum`` writes its input, the other kernels read d. NorMuon's has
-a factor for each output, a row or a column (``OUTPUT_DIM``, 1 or 2), which ``equalize`` computes.
+``layout.py`` says how a program finds its tile. Adam's direction is recomputed from m and v in each phase. A
+direction that needs whole matrices is computed between the phases and held (``HELD``), by the kernels of
+``direction_kernels.py``. NorMuon's has a factor for each output, a row or a column (``OUTPUT_DIM``, 1 or 2).
 
 Sizes are float32 magnitudes, compared as integers with the same bits: for nonnegative numbers the order is
 the same, and a NaN, which is larger than any number in this order, is never lost. Sums of squares (``L2``)
 are stored per tile and added up in a fixed order by ``sum_squares``, so that two runs give the same bits.
+
+``HOLD`` is how w changes: None for decay inside, w - lr*c; "cautious"; "shares" for a*w - b*c with a and b of
+a group; "sphere" for a and b of a matrix, which ``hold_kernels.py`` computes between the phases.
 
 Shape suffixes: R rows of a block, C columns of a block.
 """
@@ -25,21 +19,41 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-CHUNK = tl.constexpr(16)
-
-NUM_FIELDS = tl.constexpr(11)
-ROWS, COLUMNS, ROWS_AT, COLUMNS_AT, WHOLE_AT, HAS_ROWS, GROUP, HELD_AT, FACTORS_AT, TILES_AT, NUM_TILES = (
-    tl.constexpr(i) for i in range(11)
+from merit_optim.optim.engines.fused.direction_kernels import (
+    adam_update,
+    factors_of,
+    held_scale,
+    held_update,
 )
-NUM_POINTERS = tl.constexpr(5)
-NUM_HYPER = tl.constexpr(10)
-LR, BETA1, ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS, WEIGHT_DECAY, CLIP, MIN_RATIO, MAX_RATIO = (
-    tl.constexpr(i) for i in range(10)
-)
-NUM_STATISTICS = tl.constexpr(6)
-NUM_OUTPUT_FIELDS = tl.constexpr(6)
-NUM_OUTPUTS, NUM_INPUTS, MEAN_SQ_AT, OUTPUT_FACTORS_AT, FIRST_HERE, NUM_HERE = (
-    tl.constexpr(i) for i in range(6)
+from merit_optim.optim.engines.fused.layout import (
+    BETA1,
+    BETA2,
+    CLIP,
+    COLUMNS_AT,
+    EPS,
+    GROUP,
+    HAS_ROWS,
+    HELD_AT,
+    LR,
+    MAX_RATIO,
+    MIN_RATIO,
+    NUM_FIELDS,
+    NUM_HYPER,
+    NUM_POINTERS,
+    NUM_PRODUCTS,
+    NUM_STATISTICS,
+    NUM_TILES,
+    ONE_MINUS_BETA1,
+    ONE_MINUS_BETA2,
+    ROWS_AT,
+    TILES_AT,
+    WEIGHT_DECAY,
+    WHOLE_AT,
+    address_of,
+    count_step,
+    num_rows_and_columns,
+    place_of,
+    tile_of,
 )
 
 UNSCALED = tl.constexpr(float("inf"))  # marks an undefined ratio of a row or column
@@ -48,92 +62,9 @@ NAN_TOO = tl.constexpr(tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _address(pointers, which: tl.constexpr, offset, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    address = tl.load(pointers + which).to(tl.pointer_type(dtype)) + offset
-    # Declared on the pointer, not on the integer it is cast from: the cast would lose it, and with it the
-    # 16-byte accesses.
-    if ALIGNED:
-        address = tl.multiple_of(address, 16)
-    return address
-
-
-@triton.jit
-def _tile_of(schedule, program):
-    """The weight and the tile of a program."""
-    chunk = schedule + (program // CHUNK) * 2
-    return tl.load(chunk).to(tl.int64), tl.load(chunk + 1) + program % CHUNK
-
-
-@triton.jit
-def _place(entry, tile, height: tl.constexpr, width: tl.constexpr):
-    """The first row of a tile, and its columns."""
-    panels = tl.cdiv(tl.load(entry + COLUMNS), width).to(tl.int32)
-    return (tile // panels).to(tl.int64) * height, (tile % panels) * width + tl.arange(0, width)
-
-
-@triton.jit
-def _num_rows_and_columns(entry, first_row, height: tl.constexpr, ALIGNED: tl.constexpr):
-    """The number of rows of a tile, and of columns of its weight."""
-    num_rows = tl.minimum(tl.load(entry + ROWS) - first_row, height).to(tl.int32)
-    num_columns = tl.load(entry + COLUMNS).to(tl.int32)
-    if ALIGNED:
-        num_columns = tl.multiple_of(num_columns, 16)
-    return num_rows, num_columns
-
-
-@triton.jit
-def _count_step(pointers, tile):
-    """Count the step once per parameter: only its first matrix has an address for it."""
-    if tile == 0:
-        address = tl.load(pointers + 4)
-        if address != 0:
-            count_at = address.to(tl.pointer_type(tl.float32))
-            tl.store(count_at, tl.load(count_at) + 1)
-
-
-@triton.jit
 def _bits(x):
     """|x| as an integer with the same order, and NaN above all numbers."""
     return tl.abs(x).to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def _adam_update(m, v, w, eps, weight_decay, correction, BIAS_CORRECTION: tl.constexpr):
-    """u with Adam's direction, as defined by directions/adam.py and algorithm.decayed."""
-    denominator = tl.sqrt(v)
-    if BIAS_CORRECTION:
-        denominator = denominator / tl.load(correction + 1)
-    u = m / (denominator + eps)
-    if BIAS_CORRECTION:
-        u = u / tl.load(correction)
-    return u + w * weight_decay
-
-
-@triton.jit
-def _factors_of(factors, entry, first_row, OUTPUT_DIM: tl.constexpr):
-    """Where the factors of a tile's outputs are: from its first row on, or those of all columns."""
-    if OUTPUT_DIM is not None:
-        factors += tl.load(entry + FACTORS_AT)
-    if OUTPUT_DIM == 1:
-        factors += first_row
-    return factors
-
-
-@triton.jit
-def _held_scale(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_DIM: tl.constexpr):
-    """The scale of a held direction: one, or one for each output."""
-    scale = tl.load(correction)
-    if OUTPUT_DIM == 1:
-        scale = scale * tl.load(factors + rows, rows < num_rows, other=0)[:, None]
-    elif OUTPUT_DIM == 2:
-        scale = scale * tl.load(factors + columns, columns < num_columns, other=0)[None, :]
-    return scale
-
-
-@triton.jit
-def _held_update(held_at, at, mask, w, scale, weight_decay):
-    """u with a held direction: scale*d + weight_decay*w."""
-    return tl.load(held_at + at, mask, other=0).to(tl.float32) * scale + w * weight_decay
 
 
 @triton.jit
@@ -145,60 +76,17 @@ def _ratio(w, u, undefined_is: tl.constexpr):
 
 
 @triton.jit
-def momentum(
-    schedule,
-    weights,
-    pointers,
-    hyper,
-    gradient_scale,
-    skip,
-    held,
-    GRAD: tl.constexpr,
-    STATE: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    MAXIMIZE: tl.constexpr,
-    NESTEROV: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    HAS_SKIP: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    STEPS: tl.constexpr,
-):
-    """Update Muon's momentum M, and write N, the input of the direction."""
-    if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the inner condition
-        if tl.load(skip) != 0:
-            return
-    weight, tile = _tile_of(schedule, tl.program_id(0))
-    entry = weights + weight * NUM_FIELDS
-    if tile >= tl.load(entry + NUM_TILES):
-        return
-    first_row, columns = _place(entry, tile, BLOCK_R * STEPS, BLOCK_C)
-    pointers += weight * NUM_POINTERS
-    hyper += tl.load(entry + GROUP) * NUM_HYPER
-    num_rows, num_columns = _num_rows_and_columns(entry, first_row, BLOCK_R * STEPS, ALIGNED)
-    offset = first_row * num_columns
-    g_at = _address(pointers, 1, offset, GRAD, ALIGNED)
-    m_at = _address(pointers, 2, offset, STATE, ALIGNED)
-    n_at = held + tl.load(entry + HELD_AT) + offset
-    if ALIGNED:
-        n_at = tl.multiple_of(n_at, 16)
-    beta, one_minus_beta = tl.load(hyper + BETA1), tl.load(hyper + ONE_MINUS_BETA1)
-    for i in tl.range(0, STEPS, loop_unroll_factor=1):
-        rows = i * BLOCK_R + tl.arange(0, BLOCK_R)
-        mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
-        at = rows[:, None] * num_columns + columns[None, :]
-        g = tl.load(g_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
-        m = tl.load(m_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
-        if HAS_SCALE:
-            g = g * tl.load(gradient_scale)
-        if MAXIMIZE:
-            g = -g
-        m_stored = (m * beta + g * one_minus_beta).to(STATE)
-        tl.store(m_at + at, m_stored, mask, eviction_policy="evict_first")
-        n = m_stored.to(tl.float32)
-        if NESTEROV:
-            n = n * beta + g * one_minus_beta
-        tl.store(n_at + at, n.to(held.dtype.element_ty), mask)
+def _moved(w, c, lr, weight_decay, HOLD: tl.constexpr):
+    """w after the step, as defined in axes/holds/. a*w - b*c has its a and b in place of decay and rate."""
+    if HOLD is None:
+        moved = w - lr * c
+    elif HOLD == "cautious":
+        moved = w - (c + w * (w * c > 0).to(tl.float32) * weight_decay) * lr
+    else:
+        moved = w * weight_decay - c * lr
+        if HOLD == "sphere":  # it rests, bit for bit
+            moved = tl.where(lr == 0, w, moved)
+    return moved
 
 
 @triton.jit
@@ -219,6 +107,7 @@ def moments(
     STATE: tl.constexpr,
     HELD: tl.constexpr,
     OUTPUT_DIM: tl.constexpr,
+    HOLD: tl.constexpr,
     ALIGNED: tl.constexpr,
     ANY_ROWS: tl.constexpr,
     MEASURE: tl.constexpr,
@@ -234,41 +123,46 @@ def moments(
 ):
     """Update m and v; with ``MEASURE``, measure w and u; with ``L2``, as the sums of squares of each tile.
 
-    With ``HELD``, only measure. With ``AT_ONCE``, if s is 1, take the whole step.
+    With ``HELD``, only measure. With ``AT_ONCE``, if s is 1, take the whole step. For a sphere, the sums of
+    w*w, w*u and u*u over each row of a tile are ``weight_sizes``, (row, panel of columns, product).
     """
     if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the inner condition
         if tl.load(skip) != 0:
             return
     program = tl.program_id(0)
-    weight, tile = _tile_of(schedule, program)
+    weight, tile = tile_of(schedule, program)
     entry = weights + weight * NUM_FIELDS
     if tile >= tl.load(entry + NUM_TILES):  # a weight's last chunk may have unused programs
         return
-    first_row, columns = _place(entry, tile, BLOCK_R * STEPS, BLOCK_C)
+    first_row, columns = place_of(entry, tile, BLOCK_R * STEPS, BLOCK_C)
     pointers += weight * NUM_POINTERS
     correction = corrections + weight * 2
     hyper += tl.load(entry + GROUP) * NUM_HYPER
-    num_rows, num_columns = _num_rows_and_columns(entry, first_row, BLOCK_R * STEPS, ALIGNED)
+    num_rows, num_columns = num_rows_and_columns(entry, first_row, BLOCK_R * STEPS, ALIGNED)
     column_mask = columns < num_columns
     # 64-bit offsets up to the tile, 32-bit within it.
     offset = first_row * num_columns
-    w_at = _address(pointers, 0, offset, PARAM, ALIGNED)
+    w_at = address_of(pointers, 0, offset, PARAM, ALIGNED)
     if HELD:
         d_at = held + tl.load(entry + HELD_AT) + offset
-        factors = _factors_of(factors, entry, first_row, OUTPUT_DIM)
+        factors = factors_of(factors, entry, first_row, OUTPUT_DIM)
     else:
-        g_at = _address(pointers, 1, offset, GRAD, ALIGNED)
-        m_at = _address(pointers, 2, offset, STATE, ALIGNED)
-        v_at = _address(pointers, 3, offset, STATE, ALIGNED)
+        g_at = address_of(pointers, 1, offset, GRAD, ALIGNED)
+        m_at = address_of(pointers, 2, offset, STATE, ALIGNED)
+        v_at = address_of(pointers, 3, offset, STATE, ALIGNED)
     beta1, one_minus_beta1 = tl.load(hyper + BETA1), tl.load(hyper + ONE_MINUS_BETA1)
     beta2, one_minus_beta2 = tl.load(hyper + BETA2), tl.load(hyper + ONE_MINUS_BETA2)
     eps, weight_decay = tl.load(hyper + EPS), tl.load(hyper + WEIGHT_DECAY)
     if AT_ONCE:
         lr, clip = tl.load(hyper + LR), tl.load(hyper + CLIP)
-        _count_step(pointers, tile)
+        count_step(pointers, tile)
     if ANY_ROWS:
         has_rows = tl.load(entry + HAS_ROWS).to(tl.int32)
         rows_at = tl.load(entry + ROWS_AT) + first_row
+    if HOLD == "sphere":
+        num_panels = tl.cdiv(num_columns, BLOCK_C)
+        products_at = weight_sizes + (tl.load(entry + ROWS_AT) + first_row) * num_panels * NUM_PRODUCTS
+        products_at += tile % num_panels * NUM_PRODUCTS
     if L2:
         w_total_RC = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
         u_total_RC = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
@@ -282,8 +176,8 @@ def moments(
         at = rows[:, None] * num_columns + columns[None, :]
         w = tl.load(w_at + at, mask, other=0).to(tl.float32)
         if HELD:
-            scale = _held_scale(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_DIM)
-            u = _held_update(d_at, at, mask, w, scale, weight_decay)
+            scale = held_scale(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_DIM)
+            u = held_update(d_at, at, mask, scale)
         else:
             g = tl.load(g_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
             m = tl.load(m_at + at, mask, other=0).to(tl.float32)
@@ -297,18 +191,14 @@ def moments(
             tl.store(m_at + at, m_stored, mask)
             tl.store(v_at + at, v_stored, mask)
             # From the state as stored, which is what the apply phase will read.
-            u = _adam_update(
-                m_stored.to(tl.float32),
-                v_stored.to(tl.float32),
-                w,
-                eps,
-                weight_decay,
-                correction,
-                BIAS_CORRECTION,
+            u = adam_update(
+                m_stored.to(tl.float32), v_stored.to(tl.float32), eps, correction, BIAS_CORRECTION
             )
+        if HOLD is None:
+            u += w * weight_decay
         if AT_ONCE:
-            taken = lr * tl.clamp(u, -clip, clip, propagate_nan=NAN_TOO)
-            tl.store(w_at + at, (w - taken).to(PARAM), mask)
+            c = tl.clamp(u, -clip, clip, propagate_nan=NAN_TOO)
+            tl.store(w_at + at, _moved(w, c, lr, weight_decay, HOLD).to(PARAM), mask)
         if MEASURE:
             if L2:
                 w_total_RC += w * w
@@ -321,6 +211,12 @@ def moments(
                     tl.atomic_max(update_sizes + rows_at + rows, tl.max(u_size, 1), row_mask, sem="relaxed")
                 w_total_RC = tl.maximum(w_total_RC, w_size)
                 u_total_RC = tl.maximum(u_total_RC, u_size)
+        if HOLD == "sphere":
+            # Of each row alone, so that the sums do not depend on which rows are on one rank.
+            sums_at = products_at + rows * (num_panels * NUM_PRODUCTS)
+            tl.store(sums_at, tl.sum(w * w, 1), rows < num_rows)
+            tl.store(sums_at + 1, tl.sum(w * u, 1), rows < num_rows)
+            tl.store(sums_at + 2, tl.sum(u * u, 1), rows < num_rows)
     if L2:
         number = tl.load(entry + TILES_AT) + tile
         tl.store(weight_sizes + number, tl.sum(tl.sum(w_total_RC, 1), 0))
@@ -350,10 +246,12 @@ def apply(
     weight_sizes,
     update_sizes,
     statistics,
+    shares,
     PARAM: tl.constexpr,
     STATE: tl.constexpr,
     HELD: tl.constexpr,
     OUTPUT_DIM: tl.constexpr,
+    HOLD: tl.constexpr,
     ALIGNED: tl.constexpr,
     ANY_ROWS: tl.constexpr,
     WEIGHT_BOUND: tl.constexpr,
@@ -364,35 +262,37 @@ def apply(
     BLOCK_C: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """w <- w - lr * clamp(s*u), and count the step."""
+    """w <- hold(w, clamp(s*u)), and count the step. ``shares``: a and b of every weight on a sphere."""
     if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the inner condition
         if tl.load(skip) != 0:
             return
     # In reverse: the data that the moments phase used last is still in the cache.
     program = tl.num_programs(0) - 1 - tl.program_id(0)
-    weight, tile = _tile_of(schedule, program)
+    weight, tile = tile_of(schedule, program)
     entry = weights + weight * NUM_FIELDS
     if tile >= tl.load(entry + NUM_TILES):
         return
-    first_row, columns = _place(entry, tile, BLOCK_R * STEPS, BLOCK_C)
+    first_row, columns = place_of(entry, tile, BLOCK_R * STEPS, BLOCK_C)
     pointers += weight * NUM_POINTERS
     correction = corrections + weight * 2
     hyper += tl.load(entry + GROUP) * NUM_HYPER
-    num_rows, num_columns = _num_rows_and_columns(entry, first_row, BLOCK_R * STEPS, ALIGNED)
+    num_rows, num_columns = num_rows_and_columns(entry, first_row, BLOCK_R * STEPS, ALIGNED)
     column_mask = columns < num_columns
     # 64-bit offsets up to the tile, 32-bit within it.
     offset = first_row * num_columns
-    w_at = _address(pointers, 0, offset, PARAM, ALIGNED)
+    w_at = address_of(pointers, 0, offset, PARAM, ALIGNED)
     if HELD:
         d_at = held + tl.load(entry + HELD_AT) + offset
-        factors = _factors_of(factors, entry, first_row, OUTPUT_DIM)
+        factors = factors_of(factors, entry, first_row, OUTPUT_DIM)
     else:
-        m_at = _address(pointers, 2, offset, STATE, ALIGNED)
-        v_at = _address(pointers, 3, offset, STATE, ALIGNED)
-    _count_step(pointers, tile)
+        m_at = address_of(pointers, 2, offset, STATE, ALIGNED)
+        v_at = address_of(pointers, 3, offset, STATE, ALIGNED)
+    count_step(pointers, tile)
     lr, clip = tl.load(hyper + LR), tl.load(hyper + CLIP)
     min_ratio, max_ratio = tl.load(hyper + MIN_RATIO), tl.load(hyper + MAX_RATIO)
     eps, weight_decay = tl.load(hyper + EPS), tl.load(hyper + WEIGHT_DECAY)
+    if HOLD == "sphere":
+        weight_decay, lr = tl.load(shares + weight * 2), tl.load(shares + weight * 2 + 1)
     whole_at = tl.load(entry + WHOLE_AT)
     whole = _ratio(tl.load(weight_sizes + whole_at), tl.load(update_sizes + whole_at), 1.0)
     if ANY_ROWS:
@@ -425,12 +325,14 @@ def apply(
         # evict_first: this is the last read in this step.
         w = tl.load(w_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
         if HELD:
-            scale = _held_scale(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_DIM)
-            u = _held_update(d_at, at, mask, w, scale, weight_decay)
+            scale = held_scale(correction, factors, rows, columns, num_rows, num_columns, OUTPUT_DIM)
+            u = held_update(d_at, at, mask, scale)
         else:
             m = tl.load(m_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
             v = tl.load(v_at + at, mask, other=0, eviction_policy="evict_first").to(tl.float32)
-            u = _adam_update(m, v, w, eps, weight_decay, correction, BIAS_CORRECTION)
+            u = adam_update(m, v, eps, correction, BIAS_CORRECTION)
+        if HOLD is None:
+            u += w * weight_decay
         if ANY_ROWS:
             sized_rows = rows < num_rows * has_rows
             row_ratio = _ratio(
@@ -446,8 +348,9 @@ def apply(
             s = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
             s += tl.clamp(whole, min_ratio, max_ratio, propagate_nan=NAN_TOO)
         scaled = s * u
-        taken = lr * tl.clamp(scaled, -clip, clip, propagate_nan=NAN_TOO)
-        tl.store(w_at + at, (w - taken).to(PARAM), mask, eviction_policy="evict_first")
+        c = tl.clamp(scaled, -clip, clip, propagate_nan=NAN_TOO)
+        moved = _moved(w, c, lr, weight_decay, HOLD)
+        tl.store(w_at + at, moved.to(PARAM), mask, eviction_policy="evict_first")
         if RECORD:
             num_clipped += tl.where(mask & (tl.abs(scaled) > clip), 1.0, 0.0)
             if ANY_ROWS and WEIGHT_BOUND:
@@ -456,6 +359,7 @@ def apply(
                 num_bounded += tl.where(bounded, 1.0, 0.0) * has_rows
             smallest = tl.minimum(smallest, tl.where(mask, s, float("inf")), propagate_nan=NAN_TOO)
             largest = tl.maximum(largest, tl.where(mask, s, 0.0), propagate_nan=NAN_TOO)
+            taken = lr * c if HOLD is None else moved - w
             update_sum += tl.where(mask, taken * taken, 0.0)
             weight_sum += w * w
     if RECORD:
@@ -478,53 +382,3 @@ def sum_squares(weights, partial, sizes, BLOCK: tl.constexpr):
         tile = start + tl.arange(0, BLOCK)
         total += tl.load(partial + first + tile, tile < num, other=0.0)
     tl.store(sizes + tl.load(entry + WHOLE_AT), tl.sqrt(tl.sum(total, 0)))
-
-
-@triton.jit
-def equalize(
-    outputs,
-    pointers,
-    mean_sq,
-    factors,
-    skip,
-    beta,
-    one_minus_beta,
-    eps,
-    STATE: tl.constexpr,
-    HAS_SKIP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Update NorMuon's averages, and write the factors of the outputs, as defined by directions/muon.py.
-
-    One program processes a whole matrix, even if this rank has only some of its outputs, or none.
-    """
-    if HAS_SKIP:  # noqa: SIM102  # known at compile time, unlike the inner condition
-        if tl.load(skip) != 0:
-            return
-    weight = tl.program_id(0).to(tl.int64)
-    entry = outputs + weight * NUM_OUTPUT_FIELDS
-    num = tl.load(entry + NUM_OUTPUTS)
-    first_here, num_here = tl.load(entry + FIRST_HERE), tl.load(entry + NUM_HERE)
-    num_inputs = tl.load(entry + NUM_INPUTS).to(tl.float32)
-    mean_sq += tl.load(entry + MEAN_SQ_AT)
-    factors += tl.load(entry + OUTPUT_FACTORS_AT)
-    average_at = _address(pointers + weight * NUM_POINTERS, 3, 0, STATE, False)
-    sum_sq, new_sum_sq = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, num, BLOCK):
-        output = first + tl.arange(0, BLOCK)
-        mask = output < num
-        now = tl.load(mean_sq + output, mask, other=0)
-        average = tl.load(average_at + output, mask, other=0).to(tl.float32)
-        stored = (average * beta + now * one_minus_beta).to(STATE)
-        tl.store(average_at + output, stored, mask)
-        root = tl.sqrt(stored.to(tl.float32)) + eps
-        sum_sq += now
-        new_sum_sq += now / (root * root)
-    size, new_size = tl.sqrt(num_inputs * tl.sum(sum_sq, 0)), tl.sqrt(num_inputs * tl.sum(new_sum_sq, 0))
-    kept = size / (new_size + eps)
-    # The same blocks again, so that each thread reads the averages that it wrote.
-    for first in range(0, num, BLOCK):
-        output = first + tl.arange(0, BLOCK)
-        root = tl.sqrt(tl.load(average_at + output, output < num, other=0).to(tl.float32)) + eps
-        here = output - first_here
-        tl.store(factors + here, kept / root, (here >= 0) & (here < num_here))

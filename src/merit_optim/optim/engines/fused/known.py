@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import TypeGuard
 
 from merit_optim.optim.axes.directions import Adam, Direction, Muon
-from merit_optim.optim.axes.holds import Decay
+from merit_optim.optim.axes.holds import Ball, Cautious, Corrected, Decay, Decoupled, Hold, Sphere
 from merit_optim.optim.axes.ratios import Merit, Unscaled, Weight
 from merit_optim.optim.spec import Spec
 
 # Exactly these classes: a subclass of a user may compute something else.
-_DIRECTIONS, _RATIOS, _HOLDS = (Adam, Muon), (Merit, Weight, Unscaled), (Decay,)
+_DIRECTIONS, _RATIOS = (Adam, Muon), (Merit, Weight, Unscaled)
+_HOLDS: dict[type[Hold], str | None] = {
+    Decay: None,
+    Decoupled: "shares",
+    Corrected: "shares",
+    Ball: "shares",
+    Cautious: "cautious",
+    Sphere: "sphere",
+}
 
 
 def has_kernels(direction: Direction) -> bool:
@@ -21,6 +29,16 @@ def has_kernels(direction: Direction) -> bool:
 def is_muon(direction: Direction) -> TypeGuard[Muon]:
     """Whether a direction is held by the kernels, and formed by Newton-Schulz."""
     return type(direction) is Muon
+
+
+def branch_of(hold: Hold) -> str | None:
+    """``HOLD`` of the kernels: how they change w; None for decay inside."""
+    return _HOLDS[type(hold)]
+
+
+def is_sphere(hold: Hold) -> TypeGuard[Sphere]:
+    """Whether a and b of each matrix follow from its products with its change."""
+    return type(hold) is Sphere
 
 
 def unknown_choice(spec: Spec) -> str | None:

@@ -14,10 +14,11 @@ from torch import Tensor
 from merit_optim.optim.axes.directions import Adam
 from merit_optim.optim.axes.directions.muon import NEURON_EPS
 from merit_optim.optim.axes.ratios import Merit
-from merit_optim.optim.engines.fused import kernels
+from merit_optim.optim.engines.fused import direction_kernels, kernels, layout
 from merit_optim.optim.engines.fused.compiled import Kernel
-from merit_optim.optim.engines.fused.known import is_muon
+from merit_optim.optim.engines.fused.known import branch_of, is_muon
 from merit_optim.optim.engines.fused.newton_schulz import Iteration, Polar
+from merit_optim.optim.engines.fused.spheres import Spheres
 from merit_optim.optim.engines.fused.tables import KernelWeight, Tile, grid_of
 from merit_optim.optim.engines.work import Control
 from merit_optim.optim.matrices import Matrices
@@ -53,6 +54,8 @@ class HeldDirections(NamedTuple):
     d_NRC: Tensor
     factors: Tensor | None
     """NorMuon's, of all outputs."""
+    products: Tensor | None = None
+    """For spheres, those of w and d over each row of each panel of columns."""
 
 
 class Variant(NamedTuple):
@@ -68,6 +71,8 @@ class Variant(NamedTuple):
     weight_bound: bool
     maximize: bool
     bias_correction: bool
+    hold: str | None
+    """How the kernels change w."""
     held: Held | None
 
 
@@ -97,6 +102,7 @@ def variant_of(
         not isinstance(ratio, Merit) or ratio.weight_bound,
         spec.maximize,
         isinstance(direction, Adam) and direction.bias_correction,
+        branch_of(spec.hold),
         held,
     )
 
@@ -109,7 +115,7 @@ class Shared:
         """The sizes of weights and of updates, laid out by ``plan``."""
         self.sizes_of_both = self.sizes.unbind()
         self.bits_of_both = self.sizes.view(torch.int32).unbind()
-        self.hyper = torch.empty(num_groups, kernels.NUM_HYPER.value, dtype=torch.float32, device=device)
+        self.hyper = torch.empty(num_groups, layout.NUM_HYPER.value, dtype=torch.float32, device=device)
 
 
 class Launch:
@@ -121,9 +127,7 @@ class Launch:
         self.variant, self.weights = variant, weights
         self.moments_grid = grid_of(weights, moments, device)
         self.apply_grid = self.moments_grid if apply == moments else grid_of(weights, apply, device)
-        self.pointers = torch.empty(
-            len(weights), kernels.NUM_POINTERS.value, dtype=torch.int64, device=device
-        )
+        self.pointers = torch.empty(len(weights), layout.NUM_POINTERS.value, dtype=torch.int64, device=device)
         # Addresses are assembled on the host, even if torch's default device is another.
         self.items = torch.tensor([w.item for w in weights], device="cpu")
         self.items_there = self.items.to(device)
@@ -140,6 +144,7 @@ class Launch:
             "STATE": TRITON[variant.state],
             "HELD": variant.held is not None,
             "OUTPUT_DIM": None if variant.held is None else variant.held.iteration.output_dim,
+            "HOLD": variant.hold,
             "ALIGNED": variant.aligned,
             "ANY_ROWS": variant.has_rows,
             "BIAS_CORRECTION": variant.bias_correction,
@@ -183,6 +188,8 @@ class Launch:
         """
         grid, nothing = self.moments_grid, shared.hyper
         weight_sizes, update_sizes = self.sums if self.variant.norm == "l2" else shared.bits_of_both
+        if held is not None and held.products is not None:
+            weight_sizes = held.products
         self._moments(
             grid.schedule,
             grid.weights,
@@ -210,8 +217,9 @@ class Launch:
         control: Control,
         statistics: Tensor | None,
         held: HeldDirections | None = None,
+        shares: Tensor | None = None,
     ) -> None:
-        """Run the last phase."""
+        """Run the last phase. ``shares``: a and b of each weight on a sphere."""
         grid, nothing = self.apply_grid, shared.hyper
         self._apply(
             grid.schedule,
@@ -224,6 +232,7 @@ class Launch:
             nothing if held is None or held.factors is None else held.factors,
             *shared.sizes_of_both,
             nothing if statistics is None else statistics,
+            nothing if shares is None else shares,
             HAS_SKIP=control.skip is not None,
             RECORD=statistics is not None,
         )
@@ -266,7 +275,11 @@ class HeldLaunch(Launch):
         *rows_before, num_rows = accumulate((w.rows for w in weights), initial=0)
         *factors_at, self._num_factors = accumulate(nums_here, initial=0)
         weights = [
-            w._replace(held_at=before * columns, factors_at=at)
+            w._replace(
+                held_at=before * columns,
+                factors_at=at,
+                rows_at=w.rows_at if variant.has_rows else before,  # those of a sphere's products
+            )
             for w, before, at in zip(weights, rows_before, factors_at, strict=True)
         ]
         super().__init__(variant, weights, device, moments, apply)
@@ -279,7 +292,7 @@ class HeldLaunch(Launch):
         self.scales = torch.tensor([[w.scale, 1.0] for w in weights], dtype=torch.float32, device=device)
         self.polar = Polar(self.shape[0], iteration)
         self._momentum = Kernel(
-            kernels.momentum,
+            direction_kernels.momentum,
             self.moments_grid.num_programs,
             GRAD=TRITON[variant.grad],
             STATE=TRITON[variant.state],
@@ -295,12 +308,16 @@ class HeldLaunch(Launch):
             averages_at = torch.tensor([w.averages_at for w in weights], device="cpu")
             self.offsets[:, 3] = averages_at * variant.state.itemsize
             self._equalize = Kernel(
-                kernels.equalize,
+                direction_kernels.equalize,
                 len(weights),
                 STATE=TRITON[variant.state],
                 BLOCK=BLOCK_OUTPUTS,
                 enable_fp_fusion=False,  # directions/muon.py says why
             )
+
+        self.spheres = None
+        if variant.hold == "sphere":
+            self.spheres = Spheres(weights, moments.columns, TRITON[variant.state], device)
 
     def run_momentum(self, shared: Shared, control: Control) -> Tensor:
         """Update the momentum, and return N, the input of the direction, as (N, R, C)."""
@@ -326,8 +343,9 @@ class HeldLaunch(Launch):
         """
         x_NRC, *of_outputs = formed
         assert x_NRC is not None
+        products = None if self.spheres is None else self.spheres.products()
         if self._neuron_beta is None:
-            return HeldDirections(x_NRC, None)
+            return HeldDirections(x_NRC, None, products)
         (mean_sq,), beta = of_outputs, self._neuron_beta
         assert mean_sq is not None
         factors = torch.empty(self._num_factors, dtype=torch.float32, device=x_NRC.device)
@@ -342,7 +360,7 @@ class HeldLaunch(Launch):
             NEURON_EPS,
             HAS_SKIP=control.skip is not None,
         )
-        return HeldDirections(x_NRC, factors)
+        return HeldDirections(x_NRC, factors, products)
 
 
 def _outputs_of(weights: Sequence[KernelWeight], output_dim: int | None) -> list[tuple[int, ...]]:

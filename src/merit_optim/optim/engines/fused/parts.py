@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from merit_optim.optim.axes.directions.adam import bias_correction
-from merit_optim.optim.engines.fused import kernels
+from merit_optim.optim.axes.holds import Products
+from merit_optim.optim.engines.fused import layout
 from merit_optim.optim.engines.fused.known import is_muon
 from merit_optim.optim.engines.fused.launch import HeldDirections, HeldLaunch, Launch, Shared
 from merit_optim.optim.engines.fused.tables import StepTensors
@@ -53,7 +54,7 @@ class FusedPart:
 
     @property
     def has_products(self) -> bool:
-        """Decay needs no products."""
+        """Adam's direction has none in the kernels."""
         return False
 
     def advance(self) -> None:
@@ -63,7 +64,8 @@ class FusedPart:
 
     def _measure(self, held: HeldDirections | None = None) -> None:
         for launch, corrections in zip(self.launches, self._corrections, strict=True):
-            if launch.variant.norm is not None:  # without ratios, ``apply`` does everything in one pass
+            # Without sizes and products, ``apply`` does everything in one pass.
+            if launch.variant.norm is not None or launch.variant.hold == "sphere":
                 launch.run_moments(self.shared, corrections, self.control, held)
 
     def apply(self, recorder: Recorder | None) -> None:
@@ -72,7 +74,9 @@ class FusedPart:
             self._apply(recorder)
         self._mark_changed()
 
-    def _apply(self, recorder: Recorder | None, held: HeldDirections | None = None) -> None:
+    def _apply(
+        self, recorder: Recorder | None, held: HeldDirections | None = None, shares: Tensor | None = None
+    ) -> None:
         shared, control = self.shared, self.control
         for launch, corrections in zip(reversed(self.launches), reversed(self._corrections), strict=True):
             if launch.variant.norm is None and held is None:
@@ -82,9 +86,9 @@ class FusedPart:
             statistics = None
             if recorder is not None:
                 num_tiles = sum(launch.apply_grid.num_tiles)
-                shape = (num_tiles, kernels.NUM_STATISTICS.value)
+                shape = (num_tiles, layout.NUM_STATISTICS.value)
                 statistics = torch.zeros(shape, dtype=torch.float32, device=self.device)
-            launch.run_apply(shared, corrections, control, statistics, held)
+            launch.run_apply(shared, corrections, control, statistics, held, shares)
             if recorder is not None and statistics is not None:
                 names = [name for work in self.works for name in names_of(work)]
                 launch.record(statistics, names, recorder)
@@ -118,6 +122,8 @@ class FusedHeldPart(FusedPart):
         self.launch = launch
         self._corrections = [launch.scales]
         self._held: HeldDirections | None = None
+        self._lines: Tensor | None = None
+        self.products: dict[tuple[Tensor, int], Products] = {}
 
     def advance(self) -> None:
         """Update the momentum, form d, and measure w and u."""
@@ -153,9 +159,59 @@ class FusedHeldPart(FusedPart):
 
     def apply(self, recorder: Recorder | None) -> None:
         with self._on_device():
-            self._apply(recorder, self._held)
+            self._change(recorder, self._sum_lines())
+
+    def _sum_lines(self) -> Tensor | None:
+        if self.launch.spheres is None:
+            return None
+        assert self._held is not None and self._held.products is not None
+        return self.launch.spheres.lines(self._held.products)
+
+    def _change(self, recorder: Recorder | None, lines: Tensor | None) -> None:
+        """Change w, with the products of all lines of the whole matrices."""
+        shares = None
+        if self.launch.spheres is not None:
+            assert lines is not None
+            shares = self.launch.spheres.settle(lines, self.shared.hyper, self.control)
+            radii = [x for work in self.works for x in work.states[-1]]
+            torch.autograd.graph.increment_version([radii[i] for i in self.items])
+        self._apply(recorder, self._held, shares)
         self._held = None
         self._mark_changed()
+
+    # --- spheres of which ranks have parts --------------------------------------------------------------
+
+    @property
+    def has_products(self) -> bool:
+        return self.launch.spheres is not None
+
+    @property
+    def _keys(self) -> list[tuple[Tensor, int]]:
+        """The parameter of each matrix, and which of its parts it is."""
+        originals = originals_of(self.works)
+        return [(originals[w.item], w.part) for w in self.launch.weights]
+
+    def scale(self, recorder: Recorder | None) -> None:  # noqa: ARG002  # the interface
+        """Sum the products of this rank's rows."""
+        with self._on_device():
+            self._lines = self._sum_lines()
+        assert self._lines is not None
+        of_parts: dict[tuple[Tensor, int], list[Tensor]] = {}
+        rows = [w.rows for w in self.launch.weights]
+        for key, lines in zip(self._keys, self._lines[:, : sum(rows)].split(rows, 1), strict=True):
+            of_parts.setdefault(key, []).append(lines)
+        self.products = {
+            key: Products(*torch.stack(some, 1).unsqueeze(3).unbind()) for key, some in of_parts.items()
+        }
+
+    def settle(self, recorder: Recorder | None) -> None:
+        """Change w, with the products of all ranks."""
+        stacked = {key: iter(torch.stack(x).flatten(2).unbind(1)) for key, x in self.products.items()}
+        lines = torch.cat([next(stacked[key]) for key in self._keys], 1)
+        assert self._lines is not None
+        self._lines[:, : lines.shape[1]] = lines
+        with self._on_device():
+            self._change(recorder, self._lines)
 
 
 def _corrections(work: Work, device: torch.device) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from merit_optim.optim.engines.fused.known import is_muon, unknown_choice
+from merit_optim.optim.axes.ratios import Unscaled
+from merit_optim.optim.engines.fused.known import is_muon, is_sphere, unknown_choice
 from merit_optim.optim.engines.fused.launch import TRITON
 from merit_optim.optim.spec import Spec
 
@@ -32,13 +33,18 @@ def refusal(spec: Spec, param: Tensor) -> str | None:
 
 def refused_options(spec: Spec) -> str | None:
     """Why no parameter with these options can be fused, or None."""
-    view, ratio, direction = spec.view, spec.ratio, spec.direction
+    view, ratio, direction, hold = spec.view, spec.ratio, spec.direction, spec.hold
     if unknown := unknown_choice(spec):
         return f"the kernels do not support {unknown}"
     if view.split is not None and view.split_dim:
         return f"the kernels do not support split={view.split!r} of columns"
     if is_muon(direction) and direction.ns_dtype != "bfloat16":
         return f"the kernels do not support ns_dtype={direction.ns_dtype!r}"
+    if is_sphere(hold):
+        if hold.sphere_of != "matrix":
+            return f"the kernels do not support sphere_of={hold.sphere_of!r}"
+        if not is_muon(direction) or not isinstance(ratio, Unscaled) or ratio.clip is not None:
+            return "hold='sphere' needs direction='muon', ratio='none' and clip=None in the kernels"
     if ratio.measures == "l2" and ratio.has_rows:
         return "norm='l2' with element_wise=True needs a sum for every row and column, which the kernels lack"
     return None
@@ -57,6 +63,7 @@ def can_be_fused(
     first: Tensor,
     second: Tensor,
     step: Tensor,
+    radius: Tensor | None = None,
 ) -> bool:
     """Whether the tensors of a parameter are what the kernels assume. State may come from anywhere."""
     if not param.numel() or refusal(spec, param) is not None:
@@ -72,6 +79,12 @@ def can_be_fused(
     if is_muon(direction) and direction.neuron_beta is not None:
         num_outputs = view.matrices(original.shape).shape[direction.output_dim]  # of whole matrices
         num_second = view.matrices(param.shape).num * num_outputs
+    if radius is not None:
+        whole = view.matrices(original.shape)
+        num_lines = view.matrices(param.shape).num * whole.rows
+        is_other = radius.dtype != first.dtype or radius.device != param.device
+        if is_other or not _is_plain(radius) or radius.numel() != num_lines:
+            return False
     return (grad.numel(), first.numel(), second.numel()) == (num, num, num_second)
 
 

@@ -1,7 +1,7 @@
 """The tables that the Triton kernels read: which program processes which tile of which weight.
 
 Built once for a set of parameters; only addresses and numbers that change between steps are sent again.
-``kernels.py`` defines the layout of the rows.
+``layout.py`` defines the layout of the rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from merit_optim.optim.engines.fused.kernels import CHUNK
+from merit_optim.optim.engines.fused.layout import CHUNK
 from merit_optim.optim.engines.plan import Slot
 from merit_optim.optim.engines.work import Work
 from merit_optim.optim.matrices import Extent
@@ -70,6 +70,10 @@ class KernelWeight(NamedTuple):
     """The offset of NorMuon's factors of its outputs, likewise."""
     averages_at: int = 0
     """The offset of NorMuon's averages of its outputs among those of its parameter."""
+    radius_at: int = 0
+    """The address of a sphere's radius, of which there is one for each row of the whole matrix."""
+    named_radius: float = 0.0
+    """The one that ``gain`` names; 0 for the norm at the start."""
     extent: Extent | None = None
     """The whole matrix of a held direction, of which this may be a part."""
 
@@ -169,7 +173,7 @@ class StepTensors(NamedTuple):
             [x for work in works for x in work.params],
             [x for work in works for x in work.grads],
             [x for work in works for x in work.states[0]],
-            [x for work in works for x in work.states[1 if len(work.states) > 1 else 0]],
+            [x for work in works for x in work.states[1 if len(work.spec.direction.keys) > 1 else 0]],
             [x for work in works for x in work.steps],
         )
 

@@ -77,14 +77,14 @@ class LineSums:
 
     def cross(self, part: ProductPart) -> bool:
         """Whether ranks share the matrices of a part."""
-        return any(lines.param is part.originals[0] for lines in self.lines)
+        return any(lines.param is original for lines in self.lines for original in part.originals)
 
     def agree(self, parts: Sequence[ProductPart]) -> None:
         """Replace the products of this rank's lines by those of all."""
         sums = [torch.zeros(x.shape, device=x.kind[0], dtype=x.kind[1]) for x in self.lines]
         for number, part in self._with_parts(parts):
             lines = self.lines[number]
-            products = part.products.get(lines.number)
+            products = part.products.get((lines.param, lines.number))
             if products is not None:
                 sums[number][:, :, lines.here] = torch.stack([x.flatten(1) for x in products])
         for ranks, numbers in self._groups.values():
@@ -95,12 +95,12 @@ class LineSums:
                 sums[number] = flat.view(self.lines[number].shape)
         for number, part in self._with_parts(parts):
             lines = self.lines[number]
-            if lines.number in part.products:
+            if (lines.param, lines.number) in part.products:
                 by_line = sums[number].unsqueeze(4 - lines.line_dim)
-                part.products[lines.number] = Products(*by_line.unbind())
+                part.products[lines.param, lines.number] = Products(*by_line.unbind())
 
     def _with_parts(self, parts: Sequence[ProductPart]) -> Iterator[tuple[int, ProductPart]]:
-        of_params = {part.originals[0]: part for part in parts}
+        of_params = {original: part for part in parts for original in part.originals}
         for number, lines in enumerate(self.lines):
             if lines.param in of_params:
                 yield number, of_params[lines.param]
