@@ -28,7 +28,9 @@ PAGES = (
 TABLES: dict[str, Callable[[], Table]] = {
     "choosing": evidence_choosing.choosing,
     "headline": texts.headline,
-    "texts": texts.tried,
+    "above": texts.above,
+    "texts": lambda: texts.tried(200),
+    "texts-800": lambda: texts.tried(800),
     "splitting": texts.splitting,
     "tuned": large.tuned,
     "budgets": large.budgets,

@@ -21,7 +21,9 @@ _OF_RUN = {
     "rate_scale": "optimizer.rate_scale",
 }
 _LEVEL = 0.02  # what seeds of one setting differ by
-_SETTINGS = ("qkv", "data", "name", "lr", "rate_scale", "warmup")
+_SETTINGS = ("qkv", "data", "steps", "name", "lr", "rate_scale", "warmup")
+COLUMNS = [(text, steps) for steps in (200, 800) for text in TEXTS]
+HEADS = [f"{text}, {steps} steps" for text, steps in COLUMNS]
 
 
 @cache
@@ -35,33 +37,42 @@ def settings() -> pl.DataFrame:
     ).with_columns(shown=pl.struct("mean", "deviation").map_elements(shown, pl.String))
 
 
-def best(text: str, name: str, qkv: str = "three weights") -> Row:
+def best(text: str, name: str, steps: int = 200, qkv: str = "three weights") -> Row | None:
     """The setting with the lowest loss at seed 0; of those within 0.02 of it the one with the most seeds."""
-    found = settings().filter(data=text, name=name, qkv=qkv).with_columns(first=pl.col("losses").list.first())
+    found = settings().filter(data=text, name=name, steps=steps, qkv=qkv)
+    found = found.with_columns(first=pl.col("losses").list.first())
     level = found.filter(pl.col("first") < pl.col("first").min() + _LEVEL)
-    return level.sort("num_seeds", "first", descending=[True, False]).row(0, named=True)
+    return next(level.sort("num_seeds", "first", descending=[True, False]).iter_rows(named=True), None)
 
 
 def headline() -> Table:
-    """The loss of each optimizer on each text, and how far it is above MuonMERIT's."""
-    columns = [[best(text, name)["shown"] for name in CONTESTANTS] for text in TEXTS]
-    columns += [[_above(text, name) for name in CONTESTANTS] for text in TEXTS]
-    head = ("Optimizer", *TEXTS, *(f"Above MuonMERIT, {text}" for text in TEXTS))
-    return Table(head, tuple(zip([NAMES[name] for name in CONTESTANTS], *columns, strict=True)))
+    """The loss of each optimizer on each text, after few large steps and after many small ones."""
+    rows = []
+    for name in CONTESTANTS:
+        found = [best(text, name, steps) for text, steps in COLUMNS]
+        rows.append((NAMES[name], *(NOTHING if one is None else one["shown"] for one in found)))
+    return Table(("Optimizer", *HEADS), tuple(rows))
 
 
-def _above(text: str, name: str) -> str:
-    one, ours = best(text, name), best(text, "muon-merit")
-    if name == "muon-merit":
+def above() -> Table:
+    """How far each optimizer is above MuonMERIT."""
+    others = [name for name in CONTESTANTS if name != "muon-merit"]
+    rows = ((NAMES[name], *(_above(name, *column) for column in COLUMNS)) for name in others)
+    return Table(("Above MuonMERIT", *HEADS), tuple(rows))
+
+
+def _above(name: str, text: str, steps: int) -> str:
+    one, ours = best(text, name, steps), best(text, "muon-merit", steps)
+    if one is None or ours is None:
         return NOTHING
     found = statistic.paired(by_seed(one), by_seed(ours))
-    interval = "" if math.isinf(found.high) else f" ({found.low:z.2f} to {found.high:z.2f})"
-    return f"{found.mean:z.2f}{interval}"
+    interval = "" if math.isinf(found.high) else f" ({found.low:z.3f} to {found.high:z.3f})"
+    return f"{found.mean:z.3f}{interval}" if interval else f"{found.mean:z.2f}"
 
 
-def tried() -> Table:
+def tried(steps: int) -> Table:
     """Every setting that was tried, on both texts."""
-    rows = settings().filter(qkv="three weights")
+    rows = settings().filter(qkv="three weights", steps=steps)
     wide = rows.pivot("data", index=["name", "lr", "rate_scale", "warmup"], values="shown")
     return as_table(wide.sort(ORDER, "lr", "rate_scale", "warmup"))
 
@@ -72,8 +83,9 @@ def splitting() -> Table:
     for name in ("normuon", "muon-merit"):
         cells = []
         for text in TEXTS:
-            one = best(text, name, "one weight")
-            same = {key: one[key] for key in ("data", "name", "lr", "warmup")}
+            one = best(text, name, qkv="one weight")
+            assert one is not None
+            same = {key: one[key] for key in ("data", "steps", "name", "lr", "warmup")}
             rest = pl.col("rate_scale").eq_missing(pl.lit(one["rate_scale"]))
             split = settings().filter(rest, qkv="three weights", **same).row(0, named=True)
             difference = statistic.paired(by_seed(one), by_seed(split))
@@ -86,7 +98,7 @@ def splitting() -> Table:
 def draw(path: Path) -> None:
     """The loss over the steps on the mix, of each optimizer at its best."""
     known = table.read(RESULTS / "texts")
-    keys = pl.DataFrame([best("mix", name) for name in CONTESTANTS]).select(_SETTINGS)
+    keys = pl.DataFrame([best("mix", name) or {} for name in CONTESTANTS]).select(_SETTINGS)
     columns = {column: _OF_RUN.get(column, column) for column in _SETTINGS}
     runs = known.runs.join(keys.rename(columns), on=list(columns.values()), how="semi", nulls_equal=True)
     steps = known.steps.filter(pl.col("step") > 25)
