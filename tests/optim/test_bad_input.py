@@ -105,7 +105,7 @@ REFUSED = [
 @pytest.mark.parametrize(("optimizer_class", "options", "message"), REFUSED, ids=name_of)
 def test_an_option_out_of_range_is_refused(optimizer_class, options, message) -> None:
     if getattr(optimizer_class, "direction", None) == "muon" and "betas" in options:
-        options = {"rest": options}  # Muon's direction has no betas
+        options = {"kinds": {"vector": options}}  # Muon's direction has no betas
     with pytest.raises(ValueError, match=re.escape(message)):
         optimizer_class(parameters(), **options)
 

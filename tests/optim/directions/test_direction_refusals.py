@@ -215,7 +215,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
     ),
     "wrong betas for the rest": (
         MuonMERIT,
-        [*hidden(4, 4), rest()],
+        [*hidden(4, 4, kind="hidden"), rest(kind="vector")],
         {"kinds": {"vector": {"betas": (0.9, 1.0)}}},
         ["betas is (0.9, 1.0)", "less than 1"],
     ),
