@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 from merit_optim.optim import eligibility
 from merit_optim.optim import options as step_options
 from merit_optim.optim.axes.holds import Hold
-from merit_optim.optim.axes.registered import AXES, choice_class, chosen, option_names
+from merit_optim.optim.axes.registered import AXES, all_options, choice_class, chosen, option_names, owners_of
 from merit_optim.optim.base import SafeOptimizer
 from merit_optim.optim.composition import ADAMW, Composition, Options
 from merit_optim.optim.dispatch import Dispatch, fuses
@@ -92,6 +92,11 @@ class Family(SafeOptimizer):
                     "Adam's direction, which embeddings, heads and vectors take. Set it for those that you "
                     f"mean: kinds={{'embedding': {{{name!r}: {options[name]!r}}}, ...}}"
                 )
+            if name not in known and (owners := owners_of(name)):
+                raise TypeError(
+                    f"{owner}.__init__() got an unexpected keyword argument {name!r}. It is an option of "
+                    f"{owners}"
+                )
         step_options.check_arguments(owner, options, {"lr", "weight_decay", *known})
 
     def _check_group(self, group: dict[str, Any]) -> None:
@@ -160,7 +165,7 @@ class Family(SafeOptimizer):
             raise
 
     def _known_options(self) -> Collection[str]:
-        return {*super()._known_options(), *ADAMW}
+        return {*super()._known_options(), *all_options()}
 
     def _implied(self, group: dict[str, Any]) -> dict[str, Any]:
         implied: dict[str, Any] = {}
@@ -172,8 +177,23 @@ class Family(SafeOptimizer):
             usual = implied.get(axis, self.defaults[axis])
             if group.get(axis, usual) != usual:
                 implied |= choice_class(axis, group[axis])().options
-        hold: Hold = chosen({**self.defaults, **implied, **group}, "hold")
+        full = {**self.defaults, **implied, **group}
+        if "algorithm" not in group:  # else it was an optimizer's, which filled in what its choices have
+            self._check_written(group, full)
+        hold: Hold = chosen(full, "hold")
         return implied | hold.filled({**self.defaults, **group})
+
+    def _check_written(self, written: Collection[str], group: dict[str, Any]) -> None:
+        """Raise for an option that a user gave to a new group whose choices do not have it."""
+        known = {name for _, name in option_names(group)} | ENGINE_DEFAULTS.keys()
+        for name in written:
+            if name not in known and (owners := owners_of(name)):
+                choices = ", ".join(f"{axis}={group[axis]!r}" for axis in AXES)
+                of_kind = f" of the kind {group['kind']!r}" if "kind" in group else ""
+                raise ValueError(
+                    f"a parameter group{of_kind} sets {name!r}, which its choices do not have: {choices}. It "
+                    f"is an option of {owners}. Leave it out, or set it for the groups that have one of these"
+                )
 
     def _is_for_adamw(self, group: dict[str, Any]) -> bool:
         """Whether AdamW updates the weights of a new group, because of its kind or its direction."""

@@ -8,7 +8,18 @@ import torch
 from optimizer_cases import assert_same_bits, assert_unchanged, name_of, random_tensor, snapshot
 from torch import nn
 
-from merit_optim import MERIT, SOAP, SOAPMERIT, Muon, MuonMERIT, NorMuon, OrScale, SophiaG, param_groups
+from merit_optim import (
+    MERIT,
+    SOAP,
+    SOAPMERIT,
+    Muon,
+    MuonMERIT,
+    NorMuon,
+    OrScale,
+    SophiaG,
+    compose,
+    param_groups,
+)
 from merit_optim.optim.axes.registered import AXES
 
 HIDDEN = [MuonMERIT, Muon, NorMuon, OrScale, SOAPMERIT, SOAP]
@@ -384,6 +395,25 @@ def test_an_argument_that_is_not_like_any_is_refused() -> None:
 def test_an_option_of_adam_s_as_an_argument_is_refused_with_its_place(name, value) -> None:
     with pytest.raises(TypeError, match=re.escape(f"kinds={{'embedding': {{{name!r}: {value!r}}}, ...}}")):
         MuonMERIT(hidden(4, 4), **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "owner"),
+    [
+        ("argument", "momentum", "direction='muon' or direction='sgd'"),
+        ("argument", "element_wise", "ratio='merit'"),
+        ("group", "element_wise", "ratio='merit'"),
+        ("kinds", "ns_steps", "direction='muon' or direction='soap-muon'"),
+        ("override", "angular", "hold='rows'"),
+    ],
+)
+def test_an_option_of_another_choice_is_refused_with_the_choice_that_has_it(where, name, owner) -> None:
+    groups = param_groups(nn.Linear(4, 4), overrides={"weight": {name: 3}} if where == "override" else None)
+    if where == "group":
+        groups[0][name] = 3
+    options: Any = {"argument": {name: 3}, "kinds": {"kinds": {groups[0]["kind"]: {name: 3}}}}.get(where, {})
+    with pytest.raises((TypeError, ValueError), match=f"{name!r}.* option of {owner}"):
+        compose(groups, direction="adam", lr=0.1, **options)
 
 
 @pytest.mark.parametrize(

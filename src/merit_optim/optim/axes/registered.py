@@ -102,6 +102,17 @@ def chosen(group: Mapping[str, Any], axis: str) -> Any:
     return choice(**{option: group[option] for option in _OPTION_NAMES[choice] if option in group})
 
 
+def all_options() -> set[str]:
+    """The options of all choices."""
+    return {option for names in _OPTION_NAMES.values() for option in names}
+
+
+def owners_of(option: str) -> str:
+    """The choices that have an option, as "direction='muon' or direction='sgd'"; empty if none has it."""
+    known = ((axis, name, choice) for axis, choices in AXES.items() for name, choice in choices.items())
+    return " or ".join(f"{axis}={name!r}" for axis, name, choice in known if option in _OPTION_NAMES[choice])
+
+
 def option_names(group: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The options that a parameter group must have for its choices, each with the axis."""
     for axis, known in AXES.items():

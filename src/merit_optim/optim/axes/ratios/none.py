@@ -14,7 +14,11 @@ from merit_optim.optim.axes.registered import register
 @register("none")
 @dataclass(frozen=True, kw_only=True)
 class Unscaled(Ratio):
-    """s = 1: with Adam's direction AdamW, with Muon's Muon. There is nothing to bound."""
+    """s = 1: with Adam's direction AdamW, with Muon's Muon. There is nothing to measure or to bound."""
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        return ("clip",)
 
     @property
     def measures(self) -> Norm | None:
