@@ -43,6 +43,7 @@ class Options(EngineOptions, total=False):
     ns_steps: int
     ns_coefficients: NSCoefficients
     ns_dtype: ProductDtype
+    ns_eps: float
     scale: Scale
     neuron_beta: float | None
     shampoo_beta: float | None

@@ -88,13 +88,13 @@ def positive(name: str, value: Any, otherwise: str) -> None:
         raise ValueError(f"{name} is {value!r}; it must be greater than 0, or {otherwise}")
 
 
-def epsilon(value: Any, default: str) -> None:
+def epsilon(value: Any, default: str, name: str = "eps") -> None:
     """A finite number > 0 that is still normal in float32: it is added to, or bounds, a denominator."""
-    positive("eps", value, f"the default {default}")
+    positive(name, value, f"the default {default}")
     smallest = torch.finfo(torch.float32).tiny
     if value < smallest:
         raise ValueError(
-            f"eps is {value!r}, too small for float32; it must be at least {smallest:.1e}, or the "
+            f"{name} is {value!r}, too small for float32; it must be at least {smallest:.1e}, or the "
             f"default {default}"
         )
     if value == math.inf:

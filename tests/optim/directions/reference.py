@@ -148,13 +148,18 @@ class Muon:
         nesterov: bool = True,
         ns_steps: int = 5,
         ns_coefficients: str | Sequence[Any] = "quintic",
-        eps: float = 1e-7,
+        ns_eps: float = 1e-7,
         scale: str = "rms",
         neuron_beta: float | None = None,
         stored: Callable[[Array], Array] = as_it_is,
     ) -> None:
         self.momentum, self.nesterov, self.scale, self.neuron_beta = momentum, nesterov, scale, neuron_beta
-        self.ns_steps, self.ns_coefficients, self.eps, self.stored = ns_steps, ns_coefficients, eps, stored
+        self.ns_steps, self.ns_coefficients, self.ns_eps, self.stored = (
+            ns_steps,
+            ns_coefficients,
+            ns_eps,
+            stored,
+        )
         self.average: Any = 0.0
         self.neurons: Any = 0.0
 
@@ -162,7 +167,7 @@ class Muon:
         mu = self.momentum
         self.average = self.stored(mu * self.average + (1 - mu) * g)
         n = mu * self.average + (1 - mu) * g if self.nesterov else self.average
-        x = polar(n, self.ns_coefficients, self.ns_steps, self.eps)
+        x = polar(n, self.ns_coefficients, self.ns_steps, self.ns_eps)
         if self.neuron_beta is not None:
             x = self.normalized(x)
         return scale_of(self.scale, *g.shape) * x

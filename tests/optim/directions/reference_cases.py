@@ -71,7 +71,7 @@ OF_MUON: dict[str, Options] = {
     **{f"dion, {n}": {"ns_coefficients": "dion", "ns_steps": n} for n in (1, 3, 5, 6)},
     "a triple": {"ns_coefficients": (2.0, -1.5, 0.5)},
     "two triples": {"ns_coefficients": [(3.0, -3.2, 1.2), (1.875, -1.25, 0.375)]},
-    "large eps": {"eps": 2.0},
+    "large eps": {"ns_eps": 2.0},
     **{f"scale {name}": {"scale": name} for name in ("match_rms_adamw", "original", "spectral")},
     "neurons": {"neuron_beta": 0.9},
     "neurons, everything else": {
@@ -94,7 +94,7 @@ OF_DIRECTION: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "adam": (reference.Adam, ("betas", "eps", "bias_correction")),
     "muon": (
         reference.Muon,
-        ("momentum", "nesterov", "ns_steps", "ns_coefficients", "eps", "scale", "neuron_beta"),
+        ("momentum", "nesterov", "ns_steps", "ns_coefficients", "ns_eps", "scale", "neuron_beta"),
     ),
     "soap": (
         reference.Soap,

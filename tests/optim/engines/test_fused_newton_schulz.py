@@ -288,6 +288,6 @@ def test_batches_of_matrices_are_as_large_as_allowed_and_of_equal_size(num, most
 
 
 def test_an_iteration_has_the_options_of_the_direction() -> None:
-    direction = Muon(ns_steps=3, ns_coefficients="polar-express", eps=1e-5)
+    direction = Muon(ns_steps=3, ns_coefficients="polar-express", ns_eps=1e-5)
     iteration = Iteration.of(direction, 30, 20)
     assert iteration == Iteration(30, 20, COEFFICIENTS["polar-express"], 3, 1e-5)

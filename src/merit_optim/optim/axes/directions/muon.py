@@ -67,7 +67,8 @@ class Muon(MatrixDirection):
     ns_steps: int = 5
     ns_coefficients: NSCoefficients = "quintic"
     ns_dtype: ProductDtype = "bfloat16"
-    eps: float = 1e-7
+    ns_eps: float = 1e-7
+    """The least norm that N is divided by before the passes; torch.optim.Muon calls it eps."""
     scale: Scale = "rms"
     neuron_beta: float | None = None
     transposed: bool = False
@@ -97,7 +98,7 @@ class Muon(MatrixDirection):
         validate.count("ns_steps", self.ns_steps)
         validate.coefficients("ns_coefficients", self.ns_coefficients, COEFFICIENTS)
         validate.one_of("ns_dtype", self.ns_dtype, PRODUCT_DTYPES)
-        validate.epsilon(self.eps, "1e-7")
+        validate.epsilon(self.ns_eps, "1e-7", "ns_eps")
         validate.one_of("scale", self.scale, SCALES)
         if self.neuron_beta is not None:
             validate.fraction("neuron_beta", self.neuron_beta, ", or None")
@@ -156,7 +157,7 @@ class Muon(MatrixDirection):
         """The polar factor of N, and what ``after`` needs of it."""
         (n_NRC,) = gathered
         products = self._product_dtype(n_NRC.dtype)
-        x_NRC = polar(n_NRC, self.coefficients, self.ns_steps, products, self.eps)
+        x_NRC = polar(n_NRC, self.coefficients, self.ns_steps, products, self.ns_eps)
         return (x_NRC,) if self.neuron_beta is None else (x_NRC, mean_squares(x_NRC, self.output_dim))
 
     def after(

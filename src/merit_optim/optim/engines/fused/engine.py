@@ -197,13 +197,16 @@ class FusedEngine:
         for work in works:
             direction, ratio, lr = work.spec.direction, work.spec.ratio, work.lr
             decay = work.weight_decay
-            beta1, beta2 = (direction.momentum, 0.0) if is_muon(direction) else direction.betas
+            if is_muon(direction):
+                beta1, beta2, eps = direction.momentum, 0.0, 0.0
+            else:
+                (beta1, beta2), eps = direction.betas, direction.eps
             if isinstance(lr, Tensor):
                 # Read on the host; copied into the table below on a device.
                 lr = lr.item() if lr.device.type == "cpu" else math.inf
             if isinstance(hold := work.spec.hold, Shares):
                 decay, lr = hold.shares(lr, decay)
-            values += (lr, beta1, 1 - beta1, beta2, 1 - beta2, direction.eps, decay)
+            values += (lr, beta1, 1 - beta1, beta2, 1 - beta2, eps, decay)
             values.append(math.inf if ratio.clip is None else ratio.clip)
             bounds = None if ratio.measures is None else ratio.ratio_bounds  # of 1 there are none
             values += bounds or (-math.inf, math.inf)

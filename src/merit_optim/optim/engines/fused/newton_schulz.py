@@ -64,7 +64,7 @@ class Iteration(NamedTuple):
     def of(direction: Muon, rows: int, columns: int) -> Iteration:
         d = direction
         output_dim = None if d.neuron_beta is None else d.output_dim
-        return Iteration(rows, columns, d.coefficients, d.ns_steps, d.eps, output_dim)
+        return Iteration(rows, columns, d.coefficients, d.ns_steps, d.ns_eps, output_dim)
 
     @property
     def num_outputs(self) -> int:
