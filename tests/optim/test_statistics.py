@@ -62,8 +62,9 @@ def expected_statistics(optimizer: Family, before: Before) -> dict[str, float | 
     tensors = (before.weight, before.param.grad, *before.state.values())
     weight, grad, *state = (view.seen(x, before.weight.shape) for x in tensors)
     of_direction, of_ratio, _ = spec.divided(state)
-    d, _ = direction.advance(grad, tuple(of_direction), optimizer.state[before.param]["step"].item())
-    update = spec.hold.inside(d, weight, group["weight_decay"])
+    lr, decay, step = rate(group), group["weight_decay"], optimizer.state[before.param]["step"].item()
+    d, _ = direction.advance(grad, tuple(of_direction), step)
+    update = spec.hold.inside(d, weight, decay)
     of_both = (sizes(x, ratio, is_vector=is_vector) for x in (weight, update))
     ratios, undefined = algorithm.ratios_of(*of_both)
     ratios, _ = ratio.remember(ratios, undefined, of_ratio)
@@ -71,14 +72,15 @@ def expected_statistics(optimizer: Family, before: Before) -> dict[str, float | 
     unbound = replace(ratio, weight_bound=False) if isinstance(ratio, Merit) else ratio
     without_bound = unbound.scale(ratios, undefined).expand_as(weight)
     scaled = scale * update
-    taken = ratio.clipped(scaled)
+    of_step = before.weight, before.param.grad, list(before.state.values())
+    after = algorithm.step(*of_step, spec=spec, lr=lr, weight_decay=decay, step=step).weight
     return {
         "clipped": 0.0 if ratio.clip is None else (scaled.abs() > ratio.clip).double().mean().item(),
         "bounded": (scale > without_bound).double().mean().item()
         if ratio.has_rows and not is_vector
         else 0.0,
         "ratio_range": (scale.min().item(), scale.max().item()),
-        "relative_change": (rate(group) * taken.norm() / weight.norm()).item(),
+        "relative_change": ((after - before.weight).norm() / weight.norm()).item(),
     }
 
 

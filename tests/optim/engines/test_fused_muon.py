@@ -769,6 +769,8 @@ def test_a_copied_optimizer_steps_its_own_parameters(device) -> None:
         (muon_merit, {"weight_bound": False}),
         (muon_merit, {"ratio_bounds": (0.0, 0.1)}),  # decides in place of the weight-wise ratio
         (muon, {}),
+        (muon, {"hold": "decoupled", "weight_decay": 3.0}),
+        (sphere, {}),
     ],
     ids=name_of,
 )
