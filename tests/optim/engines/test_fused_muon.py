@@ -662,6 +662,35 @@ def test_gradients_in_new_tensors_are_used(device) -> None:
     assert kept[0].data_ptr() != kept[1].data_ptr()
 
 
+def test_a_sphere_with_a_clip_uses_the_eager_engine_and_back(device) -> None:
+    """Its norm then follows from no products of d."""
+    optimizer = sphere(parameters([(9, 5), (4,)], device), ns_steps=2, fused=True)
+    for clip in (None, 0.3, None):
+        optimizer.param_groups[0]["clip"] = clip
+        set_gradients(optimizer)
+        optimizer.step()
+        (engine,) = optimizer._engines.values()
+        assert engine._unfused == (set() if clip is None else {0})
+
+
+def test_a_weight_on_a_sphere_rests_bit_for_bit(device) -> None:
+    """At a rate of 0, and where its gradient was always 0; it has no radius until it moves."""
+    weights = parameters([(9, 5), (5, 9)], device)
+    weights[0].data[0, 0] = -0.0
+    optimizer = sphere(weights, lr=torch.tensor(0.0, device=device), capturable=True, ns_steps=2, fused=True)
+    before = [p.detach().clone() for p in weights]
+    for lr in (0.0, 0.1):
+        optimizer.param_groups[0]["lr"].fill_(lr)
+        set_gradients(optimizer)
+        weights[1].grad.zero_()
+        optimizer.step()
+        rests = weights if lr == 0 else weights[1:]
+        for param, was in list(zip(weights, before, strict=True))[-len(rests) :]:
+            assert torch.equal(param.view(torch.int32), was.view(torch.int32))
+            assert not optimizer.state[param]["radius"].any()
+    assert optimizer.state[weights[0]]["radius"].all()
+
+
 @pytest.mark.parametrize("change", [{"ns_dtype": "float32"}, {"ns_dtype": "float32", "split": 3}], ids=repr)
 def test_options_that_the_kernels_do_not_support_use_the_eager_engine_and_back(device, change) -> None:
     pair = MuonPair(parameters([(9, 5), (4,)], device))
@@ -727,10 +756,11 @@ def test_a_group_may_be_added_later(device) -> None:
     assert pair.fused.state[pair.params[2]]["step"] == 2
 
 
+@pytest.mark.parametrize("build", [muon_merit, sphere], ids=name_of)
 @pytest.mark.parametrize("fused_first", [True, False], ids=["fused to eager", "eager to fused"])
-def test_a_state_dict_goes_from_one_engine_to_the_other(device, fused_first) -> None:
+def test_a_state_dict_goes_from_one_engine_to_the_other(device, fused_first, build) -> None:
     """The state is the same; the engine and the dtype of products are options of the groups."""
-    pair = MuonPair(parameters([(5, 7), (6,), (2, 5, 3)], device), matrix_dims=2)
+    pair = MuonPair(parameters([(5, 7), (6,), (2, 5, 3)], device), build, matrix_dims=2)
     pair.step()
     optimizers = (pair.fused, pair.eager) if fused_first else (pair.eager, pair.fused)
     saved = copy.deepcopy(optimizers[0].state_dict())
@@ -858,11 +888,12 @@ def test_autograd_notices_that_weights_have_changed(device) -> None:
         loss.backward()
 
 
-def test_a_run_repeats_bit_for_bit(device) -> None:
+@pytest.mark.parametrize(
+    ("build", "options"), [(muon_merit, {"norm": "l2", "element_wise": False}), (sphere, {})], ids=name_of
+)
+def test_a_run_repeats_bit_for_bit(device, build, options) -> None:
     def run() -> tuple[list[Tensor], dict[str, Any]]:
-        optimizer = muon_merit(
-            parameters([(9, 17), (6,)], device), norm="l2", element_wise=False, ns_steps=2, fused=True
-        )
+        optimizer = build(parameters([(9, 17), (6,)], device), ns_steps=2, fused=True, **options)
         for step in range(2):
             set_gradients(optimizer, step)
             with tiles():

@@ -44,7 +44,7 @@ def refused_options(spec: Spec) -> str | None:
         if hold.sphere_of != "matrix":
             return f"the kernels do not support sphere_of={hold.sphere_of!r}"
         if not is_muon(direction) or not isinstance(ratio, Unscaled) or ratio.clip is not None:
-            return "hold='sphere' needs direction='muon', ratio='none' and clip=None in the kernels"
+            return "the kernels do not support hold='sphere' with a ratio, a clip or direction='adam'"
     if ratio.measures == "l2" and ratio.has_rows:
         return "norm='l2' with element_wise=True needs a sum for every row and column, which the kernels lack"
     return None
