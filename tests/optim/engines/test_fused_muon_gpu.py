@@ -41,6 +41,8 @@ muon_merit, muon, normuon = (
     Hidden(NorMuon),
 )
 
+SPHERE = {"hold": "sphere", "ratio": "none", "clip": None}
+
 # The limit of this engine's error relative to the eager one's, which rounds every product to bfloat16; and
 # half an ulp of bfloat16, the dtype of both results.
 ERROR_SHARE, ROUNDING = 1.0, 2**-9
@@ -148,7 +150,7 @@ def same_bits(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"norm": "l2", "element_wise": False}, {"neuron_beta": 0.95}], ids=repr
+    "options", [{}, {"norm": "l2", "element_wise": False}, {"neuron_beta": 0.95}, SPHERE], ids=repr
 )
 def test_a_run_repeats_bit_for_bit(options) -> None:
     assert same_bits(stepped(**options), stepped(**options))
@@ -176,6 +178,8 @@ GRAPH_OPTIONS: list[dict[str, Any]] = [
     {"max_grad_norm": 1.0, "nesterov": False},
     {"nonfinite": "skip", "element_wise": False, "norm": "l2"},
     {"neuron_beta": 0.95},
+    {"neuron_beta": 0.95, **SPHERE},
+    {"hold": "corrected", "weight_decay": 0.5},
 ]
 
 
@@ -268,7 +272,7 @@ def no_waiting_for_the_device() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"nonfinite": "skip", "max_grad_norm": 1.0}, {"neuron_beta": 0.95}], ids=repr
+    "options", [{}, {"nonfinite": "skip", "max_grad_norm": 1.0}, {"neuron_beta": 0.95}, SPHERE], ids=repr
 )
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_a_step_never_waits_for_the_device(options) -> None:

@@ -161,8 +161,8 @@ def moments(
         rows_at = tl.load(entry + ROWS_AT) + first_row
     if HOLD == "sphere":
         num_panels = tl.cdiv(num_columns, BLOCK_C)
-        products_at = weight_sizes + (tl.load(entry + ROWS_AT) + first_row) * num_panels * NUM_PRODUCTS
-        products_at += tile % num_panels * NUM_PRODUCTS
+        row = tl.load(entry + HELD_AT) // num_columns + first_row  # of the launch, as d
+        products_at = weight_sizes + (row * num_panels + tile % num_panels) * NUM_PRODUCTS
     if L2:
         w_total_RC = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
         u_total_RC = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)

@@ -275,11 +275,7 @@ class HeldLaunch(Launch):
         *rows_before, num_rows = accumulate((w.rows for w in weights), initial=0)
         *factors_at, self._num_factors = accumulate(nums_here, initial=0)
         weights = [
-            w._replace(
-                held_at=before * columns,
-                factors_at=at,
-                rows_at=w.rows_at if variant.has_rows else before,  # those of a sphere's products
-            )
+            w._replace(held_at=before * columns, factors_at=at)
             for w, before, at in zip(weights, rows_before, factors_at, strict=True)
         ]
         super().__init__(variant, weights, device, moments, apply)
