@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from merit_lab.measure.bench.model import Parameters, WeightSpec
 from merit_lab.measure.bench.timing import Stepped
-from merit_optim import LAMB, MERIT, SOAP, SOAPMERIT, MaxLAMB, Muon, MuonMERIT, NorMuon
+from merit_optim import LAMB, MERIT, SOAP, SOAPMERIT, MaxLAMB, Muon, MuonMERIT, MuonSphere, NorMuon
 from merit_optim.optim.axes.directions import Soap
 
 _DION = "git+https://github.com/microsoft/dion.git"
@@ -138,6 +138,7 @@ def contestants(*, on_gpu: bool) -> list[BenchContestant]:
         muon("torch Muon + AdamW", lambda p: Together(torch.optim.Muon(p.hidden), rest(p.rest))),
         muon("Muon", lambda p: Muon(p.groups), graph=on_gpu),
         muon("NorMuon", lambda p: NorMuon(p.groups), graph=on_gpu),
+        muon("MuonSphere", lambda p: MuonSphere(p.groups), graph=on_gpu),
         muon("MuonMERIT", lambda p: MuonMERIT(p.groups), graph=on_gpu),
         soap("SOAP", lambda p: SOAP(p.groups)),
         soap("SOAPMERIT", lambda p: SOAPMERIT(p.groups)),

@@ -49,7 +49,7 @@ def test_a_step_is_timed_with_the_alternatives(tmp_path, capsys) -> None:
     record = bench(tmp_path / "new" / "step.json")
     assert {r["contestant"] for r in record["results"]} == {
         *("MERIT", "LAMB", "MaxLAMB", "naive MERIT", "torch AdamW, fused", "torch AdamW, foreach"),
-        *("torch Muon + AdamW", "Muon", "NorMuon", "MuonMERIT", "SOAP", "SOAPMERIT"),
+        *("torch Muon + AdamW", "Muon", "NorMuon", "MuonSphere", "MuonMERIT", "SOAP", "SOAPMERIT"),
     }
     for r in record["results"]:
         assert 0 < r["fastest_ms"] <= r["median_ms"] <= r["worst_ms"] <= r["slowest_ms"]
