@@ -70,7 +70,6 @@ class SafeOptimizer(Optimizer):
 
     def _check_parameter(self, name: str, param: Tensor, group: dict[str, Any]) -> None:
         """Raise if a parameter cannot be optimized with the options of its group."""
-        del group
         if not param.is_floating_point():
             way_out = (
                 "Keep a real parameter with a last dimension of 2 instead, and use torch.view_as_complex in "
@@ -107,7 +106,6 @@ class SafeOptimizer(Optimizer):
 
     def _implied(self, group: dict[str, Any]) -> dict[str, Any]:
         """Defaults for a new group that are not the optimizer's, because of the options that it has."""
-        del group
         return {}
 
     def _check_new(self, index: int) -> None:
@@ -262,7 +260,14 @@ class SafeOptimizer(Optimizer):
             params[:] = [param for param in params if param.grad is not None]
             grads[:] = map(_GRAD, params)
         if set(map(_LAYOUT, grads)) - {torch.strided}:
-            self._refuse_layout(params, grads)
+            param, grad = next(
+                pair for pair in zip(params, grads, strict=True) if _LAYOUT(pair[1]) != torch.strided
+            )
+            raise TypeError(
+                f"the gradient of {self._name_of(param)} (shape {tuple(param.shape)}) has layout "
+                f"{grad.layout}; {type(self).__name__} needs dense gradients. For an embedding, "
+                "use sparse=False."
+            )
         of_params: list[Any] = list(map(self.state.get, params))
         if not all(of_params):
             of_params = [self._state_of(param, group) for param in params]
@@ -271,27 +276,14 @@ class SafeOptimizer(Optimizer):
             tensors += [state[key] for state in of_params]
         # The first state of every direction has the parameter's shape.
         if list(map(_SHAPE, params)) != list(map(_SHAPE, states[0])):
-            self._refuse_shape(params, states[0])
-
-    def _refuse_shape(self, params: list[Tensor], states: list[Tensor]) -> None:
-        param, state = next(
-            pair for pair in zip(params, states, strict=True) if pair[0].shape != pair[1].shape
-        )
-        raise ValueError(
-            f"{self._name_of(param)} has shape {tuple(param.shape)}, and its state {tuple(state.shape)}: the "
-            "parameter's data was replaced by data of another shape. Create a new optimizer for it, or "
-            "delete its state: del optimizer.state[param]."
-        )
-
-    def _refuse_layout(self, params: list[Tensor], grads: list[Tensor]) -> None:
-        param, grad = next(
-            pair for pair in zip(params, grads, strict=True) if pair[1].layout != torch.strided
-        )
-        raise TypeError(
-            f"the gradient of {self._name_of(param)} (shape {tuple(param.shape)}) has layout "
-            f"{grad.layout}; {type(self).__name__} needs dense gradients. For an embedding, "
-            "use sparse=False."
-        )
+            param, state = next(
+                pair for pair in zip(params, states[0], strict=True) if _SHAPE(pair[0]) != _SHAPE(pair[1])
+            )
+            raise ValueError(
+                f"{self._name_of(param)} has shape {tuple(param.shape)}, and its state {tuple(state.shape)}: "
+                "the parameter's data was replaced by data of another shape. Create a new optimizer for it, "
+                "or delete its state: del optimizer.state[param]."
+            )
 
     def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """A parameter's state, initialized if there is none."""
@@ -306,7 +298,6 @@ class SafeOptimizer(Optimizer):
 
     def _state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
         """The names of the state tensors of a group's parameters."""
-        del group
         return self.STATE_KEYS
 
     def _state_shapes(self, param: Tensor, group: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -318,17 +309,14 @@ class SafeOptimizer(Optimizer):
 
         The value says whether ranks that share a matrix split its rows. Otherwise each holds all of it.
         """
-        del group
         return {}
 
     def _keys_that_can_begin(self, group: dict[str, Any]) -> tuple[str, ...]:
         """State that begins at zero where the state of another optimizer, which is loaded, lacks it."""
-        del group
         return ()
 
     def _needs_step(self, group: dict[str, Any]) -> bool:
         """Whether the update depends on the step count."""
-        del group
         return True
 
     def _step_device(self, param: Tensor, group: dict[str, Any]) -> torch.device:
