@@ -1,5 +1,6 @@
 """What must hold for any weight and gradient: bounds, symmetries, and freedom from 0/0."""
 
+import math
 from contextlib import ExitStack
 from typing import Any
 from unittest import mock
@@ -36,7 +37,8 @@ every_direction = pytest.mark.parametrize("optimizer", [MERIT, MUON], ids=name_o
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])
 SIDES = st.sampled_from([1, 2, 3, 5, 8, 13, 17])
-SHAPES = st.lists(SIDES, max_size=4).map(tuple)
+# Few elements: some tests cut weights into pieces of one.
+SHAPES = st.lists(SIDES, max_size=4).map(tuple).filter(lambda shape: math.prod(shape) <= 1000)
 MATRIX_SHAPES = st.lists(SIDES, min_size=2, max_size=2).map(tuple)
 SEEDS = st.integers(0, 10_000)
 LEARNING_RATES = st.sampled_from([1e-3, 9e-3, 0.5])
@@ -103,37 +105,6 @@ def test_no_element_changes_by_more_than_lr_times_clip(
     assert ((new - old).abs() <= bound + rounding).all()
 
 
-@given(shape=MATRIX_SHAPES, seed=SEEDS, zero_row=st.booleans(), zero_column=st.booleans(), options=OPTIONS)
-def test_no_ratio_is_below_the_whole_weights(device, shape, seed, zero_row, zero_column, options) -> None:
-    """Measured by the change: no element moves less than the whole-weight ratio would move it."""
-    options = {**options, "clip": None, "element_wise": True, "weight_bound": True, "bias_correction": False}
-    weight, (grad,) = example(shape, seed, torch.float64, device, num_steps=1)
-    if zero_row:
-        weight[0] = 0
-    if zero_column:
-        weight[:, -1] = 0
-    new, optimizer = after_steps(weight, [grad], lr=1.0, **options)
-    state = optimizer.state[optimizer.param_groups[0]["params"][0]]
-    update = state["exp_avg"] / (state["exp_avg_sq"].sqrt() + 1e-6) + options["weight_decay"] * weight
-    size = torch.linalg.vector_norm if options["norm"] == "l2" else lambda x: x.abs().max()
-    if not (weight.any() and update.any()):
-        return
-    whole = size(weight) / size(update)
-    has_ratio = (weight.any(1) & update.any(1))[:, None] & (weight.any(0) & update.any(0))
-    moved, least = (weight - new).abs(), whole * update.abs()
-    assert (moved >= least * (1 - 1e-9) - 1e-15)[has_ratio].all()
-    # A row or column without a ratio is moved by the unscaled update.
-    torch.testing.assert_close(moved[~has_ratio], update.abs()[~has_ratio], rtol=1e-9, atol=1e-15)
-
-
-@given(shape=MATRIX_SHAPES, seed=SEEDS, dtype=DTYPES, options=MAX_NORM_OPTIONS)
-def test_transposing_the_weight_transposes_the_update(device, shape, seed, dtype, options) -> None:
-    weight, grads = example(shape, seed, dtype, device)
-    new, _ = after_steps(weight, grads, lr=0.1, **options)
-    transposed, _ = after_steps(weight.T.contiguous(), [g.T.contiguous() for g in grads], lr=0.1, **options)
-    assert_same_bits(transposed.T.contiguous(), new)
-
-
 @given(shape=MATRIX_SHAPES, seed=SEEDS, dtype=DTYPES, options=MAX_NORM_OPTIONS)
 def test_permuting_rows_and_columns_permutes_the_update(device, shape, seed, dtype, options) -> None:
     weight, grads = example(shape, seed, dtype, device)
@@ -146,45 +117,6 @@ def test_permuting_rows_and_columns_permutes_the_update(device, shape, seed, dty
     new, _ = after_steps(weight, grads, lr=0.1, **options)
     moved, _ = after_steps(permuted(weight), [permuted(g) for g in grads], lr=0.1, **options)
     assert_same_bits(moved, permuted(new))
-
-
-@pytest.mark.parametrize("change", ["transposed", "permuted"])
-@pytest.mark.parametrize("element_wise", [True, False])
-def test_l2_ratios_follow_a_transposed_or_permuted_weight_up_to_rounding(
-    device, change, element_wise
-) -> None:
-    weight, grads = example((13, 29), 3, torch.float32, device)
-    order = torch.randperm(13, generator=torch.Generator().manual_seed(0)).to(device)
-
-    def changed(x: Tensor) -> Tensor:
-        return x.T.contiguous() if change == "transposed" else x[order]
-
-    options: dict[str, Any] = {"lr": 0.1, "norm": "l2", "element_wise": element_wise}
-    new, _ = after_steps(weight, grads, **options)
-    other, _ = after_steps(changed(weight), [changed(g) for g in grads], **options)
-    torch.testing.assert_close(other, changed(new), rtol=1e-5, atol=1e-6)
-
-
-@given(shape=SHAPES, seed=SEEDS, power=st.integers(-8, 12), options=OPTIONS)
-def test_scaling_the_gradient_changes_nothing_when_eps_is_negligible(
-    device, shape, seed, power, options
-) -> None:
-    """A power of two scales both moments without rounding, so no bit may change."""
-    weight, grads = example(shape, seed, torch.float32, device)
-    options = {**options, "lr": 0.1, "eps": 1e-30}
-    new, _ = after_steps(weight, grads, **options)
-    scaled, _ = after_steps(weight, [g * 2.0**power for g in grads], **options)
-    assert_same_bits(scaled, new)
-
-
-@pytest.mark.parametrize("factor", [0.3, 100.0])
-def test_scaling_the_gradient_changes_the_step_by_no_more_than_eps_can(device, factor) -> None:
-    """Gradients of at least 0.1 leave sqrt(v) above 0.02: eps 1e-6 moves u by less than 5e-5 of it."""
-    weight, (grad,) = example((11, 7), 5, torch.float32, device, num_steps=1)
-    grad = grad.sign() * grad.abs().clamp(min=0.1)
-    new, _ = after_steps(weight, [grad], lr=0.1)
-    scaled, _ = after_steps(weight, [grad * factor], lr=0.1)
-    torch.testing.assert_close(scaled - weight, new - weight, rtol=5e-4, atol=1e-6)
 
 
 @given(shape=SHAPES, seed=SEEDS, dtype=DTYPES, options=OPTIONS, zeros=st.sampled_from(["no", "some", "all"]))
@@ -253,15 +185,6 @@ def test_stacked_matrices_change_like_separate_ones(
     together, _ = after_steps(weight, grads, optimizer, lr=0.1, matrix_dims=2, **options)
     for i in range(num):
         alone, _ = after_steps(weight[i], [g[i] for g in grads], optimizer, lr=0.1, **options)
-        assert_same_bits(together[i], alone)
-
-
-@given(num=st.integers(2, 4), length=SIDES, seed=SEEDS, options=MAX_NORM_OPTIONS)
-def test_stacked_vectors_change_like_separate_ones(device, num, length, seed, options) -> None:
-    weight, grads = example((num, length), seed, torch.float32, device)
-    together, _ = after_steps(weight, grads, lr=0.1, matrix_dims=1, **options)
-    for i in range(num):
-        alone, _ = after_steps(weight[i], [g[i] for g in grads], lr=0.1, **options)
         assert_same_bits(together[i], alone)
 
 

@@ -4,6 +4,7 @@ float64 weights with ``ns_dtype="float32"`` are computed in float64 throughout, 
 to the order of sums. float32 weights and half-precision products have tolerances.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,22 +35,25 @@ from reference_cases import (
 )
 from torch import Tensor
 
-from merit_optim import SOAP, Muon, MuonMERIT, NorMuon, OrScale
+from merit_optim import LAMB, MERIT, SOAP, MaxLAMB, Muon, MuonMERIT, NorMuon, OrScale
+
+WITH_SHAPES = [*(("muon", shape) for shape in SHAPES), *(("adam", shape) for shape in SHAPES | VECTORS)]
 
 
-@every_shape
-@pytest.mark.parametrize("rule", RULES)
-def test_muon_with_every_scaling(device, shape, rule) -> None:
-    check_float64(device, "muon", shape, RULES[rule], 7)
+# Some shapes of each test are tried by default, and of each all rules or variants.
+@pytest.mark.parametrize(("direction", "shape"), WITH_SHAPES)
+def test_every_scaling(device, direction, shape) -> None:
+    for rule in RULES.values():
+        check_float64(device, direction, shape, rule, 7)
 
 
 @pytest.mark.parametrize(
     "shape",
     ["square", "tall", "wide", "one row", "one column", "convolution", "stacked", "split in sizes"],
 )
-@pytest.mark.parametrize("variant", OF_MUON)
-def test_muon_with_every_option(device, shape, variant) -> None:
-    check_float64(device, "muon", shape, OF_MUON[variant], 5)
+def test_muon_with_every_option(device, shape) -> None:
+    for variant in OF_MUON.values():
+        check_float64(device, "muon", shape, variant, 5)
 
 
 NOT_SPLIT = [name for name, (_, view) in SHAPES.items() if "split" not in view]
@@ -67,11 +71,9 @@ def test_a_ratio_relative_to_the_first_step(device, direction, shape) -> None:
 
 
 @every_shape
-@pytest.mark.parametrize("rule", ["merit", "l2", "bounded ratios"])
-@pytest.mark.parametrize("variant", OF_ADAM)
-def test_adam_with_every_view(device, shape, rule, variant) -> None:
-    """test_against_numpy.py covers the other options of Adam's direction."""
-    check_float64(device, "adam", shape, {**RULES[rule], **OF_ADAM[variant]}, 5)
+def test_adam_with_every_option(device, shape) -> None:
+    for variant in OF_ADAM.values():
+        check_float64(device, "adam", shape, variant, 5)
 
 
 @pytest.mark.parametrize("direction", ["adam", "muon"])
@@ -87,6 +89,7 @@ def test_hundreds_of_steps(device) -> None:
     for coefficients in reference.PASSES:
         check_float64(device, "muon", "tall", {"ns_coefficients": coefficients}, 200)
     check_float64(device, "muon", "square", {"neuron_beta": 0.95}, 200)
+    check_float64(device, "adam", "tall", {}, 300)
 
 
 @given(st.data())
@@ -200,6 +203,28 @@ def test_the_other_classes_with_their_defaults(device, optimizer_class, directio
     check_together(params, optimizer, expected)
 
 
+MERIT_ADAM = partial(reference.Adam, betas=(0.9, 0.95), eps=1e-6)
+LAMB_ADAM = partial(reference.Adam, betas=(0.9, 0.999), eps=1e-6, bias_correction=True)
+OF_WEIGHTS = Rule(clip=None, element_wise=False)
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "direction", "rule", "lr", "weight_decay"),
+    [
+        (MERIT, MERIT_ADAM, Rule(), 9e-3, 0.1),
+        (MaxLAMB, MERIT_ADAM, OF_WEIGHTS, 1e-2, 0.1),
+        (LAMB, LAMB_ADAM, replace(OF_WEIGHTS, norm="l2"), 1e-3, 0.01),
+    ],
+)
+def test_the_classes_for_all_weights_with_their_defaults(
+    device, optimizer_class, direction, rule, lr, weight_decay
+) -> None:
+    starts = [start(shape) for shape in ((13, 7), (5,), ())]
+    params = [x.clone().to(device) for x in starts]
+    expected = [Weight(x.numpy(), direction, rule, lr=lr, weight_decay=weight_decay) for x in starts]
+    check_together(params, optimizer_class(params), expected)
+
+
 def check_together(
     params: list[Tensor],
     optimizer: torch.optim.Optimizer,
@@ -240,34 +265,36 @@ def test_a_weight_that_is_not_contiguous(device, direction, shape) -> None:
 FLOAT32_ATOL = LR * 3e-5
 
 
-@every_shape
+@pytest.mark.parametrize(("direction", "shape"), WITH_SHAPES)
 @pytest.mark.parametrize("rule", ["merit", "l2", "no ratio"])
-def test_every_float32_step_is_within_rounding(device, shape, rule) -> None:
-    """The reference starts each step from the optimizer's weight and momentum: only rounding differs.
+def test_every_float32_step_is_within_rounding(device, direction, shape, rule) -> None:
+    """The reference starts each step from the optimizer's weight and state: only rounding differs.
 
     A change is lr * (s*u). Newton-Schulz multiplies rounding errors of the smallest singular values by up to
     3.4**5 = 480, and 480 * 6e-8 = 3e-5 of d's elements, whose size is about 1.
     """
-    dimensions, view = SHAPES[shape]
+    dimensions, view = (SHAPES | VECTORS)[shape]
     options = view | RULES[rule]
-    param, optimizer = built(start(dimensions, torch.float32).to(device), "muon", options)
-    expected = twin(param, "muon", options)
+    param, optimizer = built(start(dimensions, torch.float32).to(device), direction, options)
+    expected = twin(param, direction, options)
     for grad in gradients(dimensions, 7, torch.float32):
         param.grad = grad.to(device)
         optimizer.step()
-        g = grad.double().numpy()
-        expected.step(g, reference.gradient_scale([g], options.get("max_grad_norm")))
+        expected.step(grad.double().numpy())
         assert_near(param, expected.w, rtol=1e-6, atol=FLOAT32_ATOL)
-        assert_near(optimizer.state[param]["momentum_buffer"], expected.state("momentum_buffer"), 1e-6, 1e-8)
+        for key in expected.directions[0].state:
+            assert_near(optimizer.state[param][key], expected.state(key), 1e-6, 1e-8)
         take_over(expected, param, optimizer.state[param])
 
 
 def take_over(expected: Weight, param: Tensor, state: dict[str, Tensor]) -> None:
-    """Copy the optimizer's weight and momentum into the reference."""
+    """Copy the optimizer's weight and state into the reference."""
     expected.w = param.detach().cpu().double().numpy().copy()
-    momentum = state["momentum_buffer"].cpu().double().numpy().copy()
-    for direction, average in zip(expected.directions, expected.cut(momentum), strict=True):
-        direction.average = average
+    for key, attribute in {"momentum_buffer": "average", "exp_avg": "m", "exp_avg_sq": "v"}.items():
+        if key in state:
+            stored = state[key].cpu().double().numpy().copy()
+            for direction, part in zip(expected.directions, expected.cut(stored), strict=True):
+                setattr(direction, attribute, part)
 
 
 @pytest.mark.parametrize("direction", ["adam", "muon"])

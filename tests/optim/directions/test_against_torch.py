@@ -82,14 +82,6 @@ def test_merit_without_ratios_is_adamw(device, options) -> None:
     assert_within_ulps(ours, exact, ULPS_FROM_FLOAT64)
 
 
-def test_in_float64_it_is_adamw_to_the_last_digits(device) -> None:
-    options: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1, "eps": 1e-8}
-    params, others = (weights(SHAPES, device, torch.float64) for _ in range(2))
-    ours = MERIT(params, ratio="none", clip=None, bias_correction=True, **options)
-    for a, e in zip(advance(ours), advance(torch.optim.AdamW(others, **options)), strict=True):
-        torch.testing.assert_close(a, e, rtol=1e-13, atol=1e-14)
-
-
 @pytest.mark.parametrize(
     ("optimizer_class", "direction", "share", "betas"),
     [
@@ -156,15 +148,6 @@ def test_muon_with_float32_products_is_torch_s(device, scale, variant) -> None:
     assert_within_ulps(advance(ours), expected, ULPS_FROM_MUON)
 
 
-@every_scale
-@pytest.mark.usefixtures("without_bfloat16")
-def test_muon_in_float64_is_torch_s_to_the_last_digits(device, scale) -> None:
-    ours = of_ours(weights(SHAPES, device, torch.float64), scale, ns_dtype="float32")
-    torchs = of_torch(weights(SHAPES, device, torch.float64), scale)
-    for a, e in zip(advance(ours), advance(torchs), strict=True):
-        torch.testing.assert_close(a, e, rtol=1e-11, atol=1e-12)
-
-
 def distances(some: list[Tensor], others: list[Tensor]) -> list[float]:
     return [torch.linalg.vector_norm((a - b).double()).item() for a, b in zip(some, others, strict=True)]
 
@@ -229,17 +212,6 @@ def test_torch_s_muon_continues_with_our_state(device) -> None:
     torchs.load_state_dict(copy.deepcopy(ours.state_dict()))
     torchs.param_groups[0].update(options)
     assert_within_ulps(advance(ours, 5, first=5), advance(torchs, 5, first=5), ULPS_FROM_MUON)
-
-
-def test_muon_merit_continues_with_torch_s_momentum(device) -> None:
-    """The state is the direction's, whatever scales it."""
-    torchs = of_torch(weights(SHAPES, device), "original")
-    advance(torchs, 3)
-    ours = MuonMERIT([{"params": weights(SHAPES, device), "direction": "muon"}])
-    ours.load_state_dict(torchs.state_dict())
-    for mine, theirs in zip(ours.param_groups[0]["params"], torchs.param_groups[0]["params"], strict=True):
-        assert torch.equal(ours.state[mine]["momentum_buffer"], torchs.state[theirs]["momentum_buffer"])
-    advance(ours, 1, first=3)
 
 
 @pytest.mark.parametrize("build", [NorMuon, MuonMERIT])
