@@ -40,15 +40,6 @@ def test_matrices_decay_and_vectors_do_not() -> None:
     }
 
 
-def test_names_are_in_the_order_of_their_parameters() -> None:
-    model = Model()
-    by_name = dict(model.named_parameters())
-    for group in param_groups(model):
-        assert len(group["params"]) == len(group["param_names"])
-        for name, param in zip(group["param_names"], group["params"], strict=True):
-            assert param is by_name[name]
-
-
 def test_a_group_has_parameters_of_one_kind_with_equal_options() -> None:
     """Groups with equal options stand together, and the parameters of each keep the model's order."""
     groups = param_groups(Model(), overrides={"norm.bias": {"rate_scale": 2.0}})
@@ -92,10 +83,6 @@ def test_names_are_those_of_the_model_before_it_was_compiled() -> None:
     with optimizer.recording() as statistics:
         optimizer.step()
     assert list(statistics) == names
-
-
-def test_a_frozen_parameter_is_left_out() -> None:
-    assert not any(name.startswith("frozen") for name in decays(param_groups(Model())))
 
 
 def test_patterns_take_parameters_out_of_decay() -> None:
@@ -142,11 +129,6 @@ def test_an_override_of_the_parameters_themselves_is_refused(reserved) -> None:
         param_groups(Model(), overrides={"conv.*": {reserved: []}})
 
 
-def test_parameters_in_place_of_the_model_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"model is a generator; param_groups .* needs the model itself"):
-        param_groups(nn.Linear(2, 2).parameters())  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("overrides", [{"weight": 3}, [("weight", {"lr": 1.0})]], ids=str)
 def test_overrides_that_give_no_options_are_refused(overrides) -> None:
     with pytest.raises(TypeError, match="it must give options by pattern"):
@@ -178,15 +160,6 @@ def test_equal_learning_rates_in_different_tensors_are_not_merged() -> None:
     groups = param_groups(Model(), overrides=overrides)
     in_groups = {id(group["lr"]) for group in groups if "lr" in group}
     assert in_groups == {id(rate) for rate in rates}
-
-
-def test_parameters_without_a_shape_yet_are_refused() -> None:
-    """In torch their ndim is 1, so a lazy layer's weight would not decay."""
-    model = nn.Sequential(nn.LazyLinear(4))
-    with pytest.raises(ValueError, match=r"0\.weight has no shape yet; .* one forward pass"):
-        param_groups(model)
-    model(torch.ones(2, 3))
-    assert [group["weight_decay"] for group in param_groups(model)] == [0.1, 0.0]
 
 
 # --- kinds ---------------------------------------------------------------------------------------------
@@ -241,10 +214,6 @@ def test_a_vector_is_not_made_a_matrix(kind, fewest) -> None:
     # No error if a later pattern corrects it, or if the parameter is frozen.
     param_groups(Model(), kind_of={"norm.*": kind, "n*": "vector"})
     param_groups(Model(), kind_of={"frozen.*": kind})
-
-
-def test_a_convolutions_kernel_may_be_a_stack_of_matrices() -> None:
-    assert kinds(param_groups(Model(), kind_of={"conv.weight": "experts"}))["conv.weight"] == "experts"
 
 
 # --- the table -----------------------------------------------------------------------------------------

@@ -26,9 +26,6 @@ def pickled(optimizer: MuonMERIT) -> MuonMERIT:
     return copied
 
 
-CLASSES = (MuonMERIT, SOAPMERIT, Muon, NorMuon, OrScale, SOAP)
-
-
 class Model(nn.Module):
     """An embedding, a block with a fused query, key and value, stacked experts, a norm and a head."""
 
@@ -96,60 +93,6 @@ def test_a_kind_may_take_another_direction() -> None:
     ]
 
 
-def test_the_rest_is_updated_by_adamw() -> None:
-    """With MuonMERIT's defaults, within a few ulps, with weight decay."""
-    model, other = Model(), Model()
-    other.load_state_dict(model.state_dict())
-    optimizer = MuonMERIT(param_groups(model, weight_decay=0.1), lr=0.1)
-    rest = [g for g in MuonMERIT(param_groups(other), lr=0.1).param_groups if g["direction"] == "adam"]
-    adamw = torch.optim.AdamW(
-        [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in rest], lr=0.04, betas=(0.9, 0.95)
-    )
-    of_model = dict(model.named_parameters())
-    for step in range(5):
-        for i, (name, param) in enumerate(other.named_parameters()):
-            param.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(100 * step + i))
-            of_model[name].grad = param.grad.clone()
-        optimizer.step()
-        adamw.step()
-    names = [name for g in optimizer.param_groups if g["direction"] == "adam" for name in g["param_names"]]
-    for name in names:
-        torch.testing.assert_close(of_model[name], dict(other.named_parameters())[name], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("optimizer_class", CLASSES)
-def test_parameters_alone_are_refused_with_a_line_to_use_instead(optimizer_class) -> None:
-    name = optimizer_class.__name__
-    for params in (
-        Model().parameters(),
-        Model().named_parameters(),
-        [{"params": list(Model().parameters())}],
-    ):
-        with pytest.raises(ValueError, match=rf"{name}\(param_groups\(model\), lr=\.\.\.\)"):
-            optimizer_class(params)
-    with pytest.raises(TypeError, match=r"pass its parameters: param_groups\(model\)"):
-        optimizer_class(Model())
-
-
-def test_an_optimizer_without_hidden_matrices_is_refused() -> None:
-    model = nn.ModuleDict({"embedding": nn.Embedding(11, 4), "norm": nn.LayerNorm(4)})
-    with pytest.raises(
-        ValueError, match=r"was given no weight to use direction='muon' for.*kind_of=.*'hidden'"
-    ):
-        MuonMERIT(param_groups(model))
-    MERIT(param_groups(model))
-    # Groups that set their directions need no hidden matrix.
-    MuonMERIT([{"params": model.parameters(), "direction": "adam"}])
-
-
-def test_kinds_by_pattern_change_the_sorting() -> None:
-    groups = param_groups(Model(), kind_of={"blocks.0.*weight": "vector"})
-    optimizer = MuonMERIT(groups)
-    muon = [name for g in optimizer.param_groups if g["direction"] == "muon" for name in g["param_names"]]
-    assert not any(name.startswith("blocks.0.") for name in muon)
-    assert "blocks.1.out_proj.weight" in muon
-
-
 def test_a_group_added_later_is_sorted_too() -> None:
     optimizer = MuonMERIT(param_groups(Model()))
     (group,) = param_groups(nn.Linear(4, 4, bias=False))
@@ -173,3 +116,11 @@ def test_the_table_of_an_optimizer_shows_how_each_weight_is_updated() -> None:
     assert "muon x merit" in rows["blocks.{0..1}.in_proj_weight"]
     assert "adamw" in rows["embedding.weight"]
     assert "adam x merit" in describe_groups(MERIT(param_groups(Model())))
+
+
+def test_kinds_by_pattern_change_the_sorting() -> None:
+    groups = param_groups(Model(), kind_of={"blocks.0.*weight": "vector"})
+    optimizer = MuonMERIT(groups)
+    muon = [name for g in optimizer.param_groups if g["direction"] == "muon" for name in g["param_names"]]
+    assert not any(name.startswith("blocks.0.") for name in muon)
+    assert "blocks.1.out_proj.weight" in muon
