@@ -1,5 +1,6 @@
 """Sections of sharded_worker.py: bad and missing gradients, collectives, replicas."""
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -8,7 +9,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sharded_cases import OPTIMIZERS, SHAPES, compare, placed, same, set_gradients, values, whole
+from sharded_cases import (
+    NUM_STEPS,
+    OPTIMIZERS,
+    SHAPES,
+    WITHIN_TOLERANCE,
+    compare,
+    placed,
+    same,
+    set_gradients,
+    values,
+    whole,
+)
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -40,6 +52,7 @@ def with_gradients(params: list[Tensor], fulls: list[Tensor], *, bad: bool) -> N
 def cases(world: int) -> Comparisons:
     yield from bad_gradients(world)
     yield from missing_gradients(world)
+    yield from clipped(world)
     yield "statistics are global", statistics(world)
     yield "process groups are not kept", kept_groups(world)
     yield "options of a checkpoint take effect", changed_options(world)
@@ -48,34 +61,52 @@ def cases(world: int) -> Comparisons:
     yield "tensor-parallel plain tensors through DTensors", plain_tensor_parallel(world)
 
 
-def bad_gradients(world: int) -> Comparisons:
-    params, fulls = split_by_rows(world)
-    optimizer = MERIT(params, nonfinite="skip")
-    with_gradients(params, fulls, bad=True)
-    optimizer.step()
-    changed = [str(i) for i, (p, full) in enumerate(zip(params, fulls, strict=True)) if not same("", p, full)]
-    uncounted = ["not counted"] * (optimizer.num_skipped_steps != 1)
-    yield "a NaN on one rank is skipped by all", changed + uncounted
-
-    params, fulls = split_by_rows(world)
-    optimizer = MERIT(params, nonfinite="raise")
-    with_gradients(params, fulls, bad=True)
-    try:
-        optimizer.step()
-        wrong = ["not raised"]
-    except FloatingPointError as error:
-        expected = "parameter 0 of group 0" if dist.get_rank() == world - 1 else "another rank"
-        wrong = [] if expected in str(error) else [str(error)]
-    yield "a NaN on one rank is raised by all", wrong
-
-    for name, options in {"with a bound": {}, "by columns alone": {"weight_bound": False}}.items():
+def pairs(world: int, *more: str) -> Iterator[tuple[str, list[Tensor], list[Tensor]]]:
+    """Optimizers by name, one for each kind of traffic, with sharded parameters and with whole ones."""
+    for name in ("MERIT", "MuonMERIT", "NorMuon", "OrScale", "SOAPMERIT", *more):
         params, fulls = split_by_rows(world)
-        whole_first = fulls[0].clone().requires_grad_()
-        for some in (params, [whole_first]):
-            with_gradients(some, fulls[: len(some)], bad=True)
-            MERIT(some, **options).step()
-        kept = torch.equal(whole(params[0]).isnan(), whole_first.isnan())
-        yield f"a NaN on one rank reaches all, {name}", [] if kept else ["lost"]
+        yield name, params, [full.clone().requires_grad_() for full in fulls]
+
+
+def everything(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[Tensor]:
+    """The weights and all state, whole."""
+    states = [x for param in params for x in optimizer.state[param].values()]
+    return [whole(x).clone() for x in (*params, *states)]
+
+
+def bad_gradients(world: int) -> Comparisons:
+    for name, params, fulls in pairs(world):
+        optimizer = OPTIMIZERS[name](params, nonfinite="skip")
+        with_gradients(params, fulls, bad=False)
+        optimizer.step()
+        before = everything(optimizer, params)
+        with_gradients(params, fulls, bad=True)
+        optimizer.step()
+        kept = all(map(torch.equal, everything(optimizer, params), before))
+        uncounted = ["not counted"] * (optimizer.num_skipped_steps != 1)
+        yield f"a NaN on one rank is skipped by all, {name}", ["something changed"] * (not kept) + uncounted
+
+        for group in optimizer.param_groups:
+            group["nonfinite"] = "raise"
+        try:
+            optimizer.step()
+            wrong = ["not raised"]
+        except FloatingPointError as error:
+            expected = "parameter 0 of group 0" if dist.get_rank() == world - 1 else "another rank"
+            kept = all(map(torch.equal, everything(optimizer, params), before))
+            wrong = ["something changed"] * (not kept) + [str(error)] * (expected not in str(error))
+        yield f"a NaN on one rank is raised by all, {name}", wrong
+
+    for name, params, references in pairs(world, "MERIT without bound"):
+        for some in (params, references):
+            optimizer = OPTIMIZERS[name](some)
+            for bad in (False, True):  # SOAP's first step changes no weight
+                with_gradients(some, references, bad=bad)
+                optimizer.step()
+        lost = not torch.equal(whole(params[0]).isnan(), references[0].isnan())
+        numbered = enumerate(zip(params[1:], references[1:], strict=True), start=1)
+        wrong = ["lost"] * lost + [str(i) for i, (x, full) in numbered if not same(name, x, full)]
+        yield f"a NaN on one rank is where it is on one, {name}", wrong
 
     params, fulls = split_by_rows(world)
     optimizer = MERIT(params, capturable=True)
@@ -101,15 +132,24 @@ def bad_gradients(world: int) -> Comparisons:
 
 
 def missing_gradients(world: int) -> Comparisons:
-    for options in ({}, {"max_grad_norm": 1.0, "nonfinite": "skip"}, {"nonfinite": "raise"}):
-        params, fulls = split_by_rows(world)
-        with_gradients(params, fulls, bad=False)
-        if dist.get_rank() == 0:
-            for param in params:
-                param.grad = None
-        MERIT(params, **options).step()  # and does not hang
-        finite = all(whole(p).isfinite().all() for p in params)
-        yield f"a rank may be without gradients, {options}", [] if finite else ["not finite"]
+    """A rank without gradients takes part, changes none of its weights, and does not block the others."""
+    controlled = {"max_grad_norm": 1.0, "nonfinite": "skip"}
+    for name, params, fulls in pairs(world):
+        for options in ({}, controlled, {"nonfinite": "raise"}) if name == "MERIT" else ({},):
+            optimizer = OPTIMIZERS[name](params, **options)
+            with_gradients(params, fulls, bad=False)
+            optimizer.step()
+            before = [x.to_local().clone() for x in params]
+            if dist.get_rank() == 0:
+                for param in params:
+                    param.grad = None
+            optimizer.step()
+            pairs_ = zip(before, params, strict=True)
+            changed = [not torch.equal(x, p.to_local()) for x, p in pairs_ if x.numel()]
+            wrong = any(changed) if dist.get_rank() == 0 else not all(changed)
+            finite = all(p.to_local().isfinite().all() for p in params)
+            wrongs = ["wrong"] * wrong + ["not finite"] * (not finite)
+            yield f"a rank may be without gradients, {name} {options}", wrongs
     if world != 4:
         return
     # The last rank but one has the NaN; only the first, which has no gradient, can pass it on to the second.
@@ -130,21 +170,48 @@ def missing_gradients(world: int) -> Comparisons:
     yield "a rank may be without experts", compare("MERIT stacked", params, fulls, num_steps=2)
 
 
+def clipped(world: int) -> Comparisons:
+    """The norm is a sum, compared with a tolerance; given the norm, everything else is bit for bit."""
+    for name, params, references in pairs(world):
+        optimizer, reference = OPTIMIZERS[name](params, max_grad_norm=0.1), OPTIMIZERS[name](references)
+        shapes, wrong = [tuple(full.shape) for full in references], []
+        for step in range(NUM_STEPS):
+            for some in (params, references):
+                set_gradients(some, shapes, step)
+            optimizer.step()
+            norm = optimizer.grad_norm
+            expected = torch.nn.utils.get_total_norm([x.grad for x in references])
+            wrong += [] if torch.allclose(norm, expected, rtol=1e-6) else [f"norm {norm}, not {expected}"]
+            for x in references:
+                x.grad *= (0.1 / (norm + 1e-6)).clamp(max=1.0)
+            reference.step()
+        numbered = enumerate(zip(params, references, strict=True))
+        yield f"norm clipped, {name}", wrong + [str(i) for i, (x, y) in numbered if not same(name, x, y)]
+
+
 def statistics(world: int) -> list[str]:
     """Every rank has the statistics of whole parameters."""
-    params, fulls = split_by_rows(world)
-    recorded = []
-    for some in (params, [full.clone().requires_grad_() for full in fulls]):
-        optimizer = MERIT(some, clip=0.5)
-        with_gradients(some, fulls, bad=False)
-        some[1].grad = None
-        with optimizer.recording() as by_name:
-            optimizer.step()
-        recorded.append(
-            {n: (s.num_elements, s.clipped, s.bounded, *s.ratio_range) for n, s in by_name.items()}
-        )
-        recorded.append({n: round(s.relative_change, 5) for n, s in by_name.items()})
-    wrong = [] if recorded[:2] == recorded[2:] and len(recorded[0]) == len(fulls) - 1 else [str(recorded)]
+    wrong = []
+    for name, params, references in pairs(world):
+        recorded: list[Any] = []
+        for some in (params, references):
+            optimizer = OPTIMIZERS[name](some)
+            for group in optimizer.param_groups:
+                group["clip"] = 0.5
+            with_gradients(some, references, bad=False)
+            optimizer.step()  # SOAP's first step changes no weight
+            some[1].grad = None
+            with optimizer.recording() as by_name:
+                optimizer.step()
+            counts = {n: (s.num_elements, s.clipped, s.bounded) for n, s in by_name.items()}
+            sizes = [(*s.ratio_range, s.relative_change) for s in by_name.values()]
+            recorded.append((counts, torch.tensor(sizes)))
+        (counts, sizes), (expected_counts, expected_sizes) = recorded
+        exact = slice(0, 0 if name in WITHIN_TOLERANCE else 2)
+        is_same = counts == expected_counts and len(counts) == len(params) - 1
+        is_same = is_same and torch.equal(sizes[:, exact], expected_sizes[:, exact])
+        is_same = is_same and torch.allclose(sizes, expected_sizes, rtol=1e-5)
+        wrong += [] if is_same else [f"{name}: {recorded}"]
 
     # What no rank measures is not there: an empty weight, and a matrix that SOAP's first step leaves.
     mesh = init_device_mesh("cpu", (world,))
@@ -161,14 +228,17 @@ def statistics(world: int) -> list[str]:
 
 def kept_groups(world: int) -> list[str]:
     """A group that is still referenced outlives destroy_process_group, and its threads abort the process."""
-    params, fulls = split_by_rows(world)
-    group = params[0].device_mesh.get_group()
-    before = sys.getrefcount(group)
-    optimizer = MERIT(params, max_grad_norm=1.0)
-    with_gradients(params, fulls, bad=False)
-    optimizer.step()
-    after = sys.getrefcount(group)
-    return [] if after == before else [f"{after - before} more references"]
+    wrong = []
+    for name, params, fulls in pairs(world):
+        optimizer = OPTIMIZERS[name](params, max_grad_norm=1.0)
+        gc.collect()  # what the optimizers before have kept
+        group = params[0].device_mesh.get_group()
+        before = sys.getrefcount(group)
+        with_gradients(params, fulls, bad=False)
+        optimizer.step()
+        after = sys.getrefcount(group)
+        wrong += [] if after == before else [f"{name}: {after - before} more references"]
+    return wrong
 
 
 def compiled(world: int) -> Comparisons:
@@ -177,7 +247,7 @@ def compiled(world: int) -> Comparisons:
     references: list[Tensor] = [full.clone().requires_grad_() for full in fulls]
     for some in (params, references):
         optimizer = MERIT(some)
-        step = torch.compile(optimizer.step) if some is params else optimizer.step
+        step = torch.compile(optimizer.step, backend="eager") if some is params else optimizer.step
         for number in range(3):
             set_gradients(some, [tuple(full.shape) for full in fulls], number)
             step()

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from sharded_cases import (
-    NUM_STEPS,
     OF_MATRICES,
     SHAPES,
     compare,
@@ -20,7 +18,6 @@ from sharded_cases import (
     same,
     set_gradients,
     values,
-    whole,
 )
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -53,146 +50,12 @@ def split_by_rows(world: int) -> tuple[list[Tensor], list[Tensor]]:
     return [nn.Parameter(distribute_tensor(full, mesh, [Shard(0)])) for full in fulls], fulls
 
 
-def pairs(world: int) -> Iterator[tuple[str, list[Tensor], list[Tensor]]]:
-    """Optimizers by name, with sharded parameters and with whole ones."""
-    for name in ("MuonMERIT", "NorMuon", "OrScale", "SOAPMERIT"):
-        params, fulls = split_by_rows(world)
-        yield name, params, [full.clone().requires_grad_() for full in fulls]
-
-
 def behaviour(world: int) -> Comparisons:
-    yield from bad_gradients(world)
-    yield from missing_gradients(world)
-    yield from clipped(world)
-    yield "statistics are global", statistics(world)
     yield "each matrix is processed once", formed_once(world)
     yield "other weights advance while messages are in flight", overlapped(world)
-    yield "process groups are not kept", kept_groups(world)
     yield "options may change what is sent", changed_options(world)
     for option in ({"precondition_frequency": 2}, {"refresh_phase": 0}):
         yield f"options may change when bases are improved, {option}", changed_turns(world, **option)
-
-
-def everything(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[Tensor]:
-    """The weights and all state, whole."""
-    states = [x for param in params for x in optimizer.state[param].values()]
-    return [whole(x).clone() for x in (*params, *states)]
-
-
-def with_a_nan(params: list[Tensor], step: int) -> None:
-    """Set gradients; the first has a NaN on the last rank."""
-    set_gradients(params, SHAPES, step)
-    grad = values(SHAPES[0], step)
-    grad[-1, -1] = torch.nan
-    params[0].grad = placed(grad, params[0])
-
-
-def bad_gradients(world: int) -> Comparisons:
-    for name, params, references in pairs(world):
-        optimizer = OF_MATRICES[name](params, nonfinite="skip")
-        set_gradients(params, SHAPES, 0)
-        optimizer.step()
-        before = everything(optimizer, params)
-        with_a_nan(params, 1)
-        optimizer.step()
-        kept = all(map(torch.equal, everything(optimizer, params), before))
-        yield f"a NaN on one rank is skipped by all, {name}", [] if kept else ["something changed"]
-
-        for group in optimizer.param_groups:
-            group["nonfinite"] = "raise"
-        try:
-            optimizer.step()
-            wrong = ["not raised"]
-        except FloatingPointError:
-            kept = all(map(torch.equal, everything(optimizer, params), before))
-            wrong = [] if kept else ["something changed"]
-        yield f"a NaN on one rank is raised by all, {name}", wrong
-
-        optimizers = OF_MATRICES[name](params), OF_MATRICES[name](references)
-        with torch.no_grad():
-            for param, reference in zip(params, references, strict=True):
-                reference.copy_(whole(param))
-        for some, optimizer in zip((params, references), optimizers, strict=True):
-            set_gradients(some, SHAPES, 0)
-            optimizer.step()  # SOAP's first step changes no weight
-            with_a_nan(some, 1)
-            optimizer.step()
-        wrong = ["not everywhere"] * (not whole(params[0]).isnan().all())
-        wrong += [
-            str(i)
-            for i, (param, reference) in enumerate(zip(params, references, strict=True))
-            if i and not same(name, param, reference)
-        ]
-        yield f"a NaN on one rank is in all of its matrix and in no other, {name}", wrong
-
-
-def missing_gradients(world: int) -> Comparisons:
-    """A rank without gradients takes part, changes none of its weights, and does not block the others."""
-    for name, params, _ in pairs(world):
-        optimizer = OF_MATRICES[name](params)
-        set_gradients(params, SHAPES, 0)
-        optimizer.step()
-        before = [x.to_local().clone() for x in params]
-        set_gradients(params, SHAPES, 1)
-        if dist.get_rank() == 0:
-            for param in params:
-                param.grad = None
-        optimizer.step()
-        changed = [not torch.equal(x, p.to_local()) for x, p in zip(before, params, strict=True) if x.numel()]
-        wrong = any(changed) if dist.get_rank() == 0 else not all(changed)
-        finite = all(p.to_local().isfinite().all() for p in params)
-        yield f"a rank may be without gradients, {name}", ["wrong"] * wrong + ["not finite"] * (not finite)
-
-
-def clipped(world: int) -> Comparisons:
-    """The norm is a sum, compared with a tolerance; given the norm, everything else is bit for bit."""
-    for name, params, references in pairs(world):
-        optimizer, reference = OF_MATRICES[name](params, max_grad_norm=0.1), OF_MATRICES[name](references)
-        wrong = []
-        for step in range(NUM_STEPS):
-            set_gradients(params, SHAPES, step)
-            optimizer.step()
-            set_gradients(references, SHAPES, step)
-            norm = optimizer.grad_norm
-            expected = torch.nn.utils.get_total_norm([x.grad for x in references])
-            wrong += [] if torch.allclose(norm, expected, rtol=1e-6) else [f"norm {norm}, not {expected}"]
-            for x in references:
-                x.grad *= (0.1 / (norm + 1e-6)).clamp(max=1.0)
-            reference.step()
-        for i, (param, full) in enumerate(zip(params, references, strict=True)):
-            wrong += [] if same(name, param, full) else [str(i)]
-        yield f"norm clipped, {name}", wrong
-
-
-def statistics(world: int) -> list[str]:
-    """Every rank has the statistics of whole parameters."""
-    wrong = []
-    for name, params, references in pairs(world):
-        recorded: list[Any] = []
-        for some in (params, references):
-            optimizer = OF_MATRICES[name](some)
-            for group in optimizer.param_groups:
-                group["clip"] = 0.5
-            set_gradients(some, SHAPES, 0)
-            optimizer.step()  # SOAP's first step changes no weight
-            some[1].grad = None
-            with optimizer.recording() as by_name:
-                optimizer.step()
-            recorded.append(
-                {
-                    n: (s.num_elements, s.clipped, s.bounded, *s.ratio_range, s.relative_change)
-                    for n, s in by_name.items()
-                }
-            )
-        sharded, plain = recorded
-        for key, of_plain in plain.items():
-            exact, of_sharded = name != "OrScale", sharded.get(key, ())
-            same_counts = of_sharded[:3] == of_plain[:3]
-            same_ratios = not exact or of_sharded[3:5] == of_plain[3:5]
-            near = torch.allclose(torch.tensor(of_sharded[3:]), torch.tensor(of_plain[3:]), rtol=1e-5)
-            wrong += [] if same_counts and same_ratios and near else [f"{name} {key}: {sharded}, not {plain}"]
-        wrong += [] if len(sharded) == len(plain) == len(SHAPES) - 1 else [f"{name}: {len(sharded)}"]
-    return wrong
 
 
 def formed_once(world: int) -> list[str]:
@@ -245,17 +108,6 @@ def overlapped(world: int) -> list[str]:
         optimizer.step()
     send, wait, advance = "Gathering._send", "Gathering._wait", "EagerPart.advance"
     return [] if order == [send, advance, wait, send, wait] else order
-
-
-def kept_groups(world: int) -> list[str]:
-    params, _ = split_by_rows(world)
-    group = params[0].device_mesh.get_group()
-    before = sys.getrefcount(group)
-    optimizer = OF_MATRICES["MuonMERIT"](params)
-    set_gradients(params, SHAPES, 0)
-    optimizer.step()
-    after = sys.getrefcount(group)
-    return [] if after == before else [f"{after - before} more references"]
 
 
 def changed_options(world: int) -> list[str]:

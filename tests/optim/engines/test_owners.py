@@ -2,23 +2,21 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from merit_optim import MERIT, SOAPMERIT, Muon, MuonMERIT, NorMuon
 from merit_optim.optim.axes.directions import Muon as MuonDirection
-from merit_optim.optim.axes.directions import Sent, Traffic
 from merit_optim.optim.axes.directions import Soap as SoapDirection
 from merit_optim.optim.engines.eager.stored import Stored
-from merit_optim.optim.engines.ranks.mail import ALIGNMENT, Cut, Mail, Owned
 from merit_optim.optim.engines.ranks.owners import Matrix, matrix_of, plan_of
-from merit_optim.optim.engines.ranks.placements import Cutting, Region, cutting_of, share_of_region
+from merit_optim.optim.engines.ranks.placements import Cutting, cutting_of
 from merit_optim.optim.engines.ranks.sharding import _signature
 from merit_optim.optim.engines.work import Item, Names
 from merit_optim.optim.matrices import View
@@ -84,84 +82,6 @@ def test_regions_equal_fsdp2_s_shards(mesh, num_rows) -> None:
             assert region.sizes == tuple(layer.weight.to_local().shape)
 
 
-@pytest.mark.parametrize(
-    ("view", "shape", "region", "split", "rows"),
-    [
-        (View(), (6, 5), Region((2, 0), (2, 5)), None, [slice(2, 4)]),
-        (View(), (6, 5), Region((0, 3), (6, 2)), None, [slice(0, 6)]),
-        (View(matrix_dims=2), (3, 6, 5), Region((1, 2, 0), (1, 2, 5)), None, [slice(2, 4)]),
-        (View(split=2), (6, 5), Region((2, 0), (2, 5)), (1, 1), [slice(2, 3), slice(0, 1)]),
-        (View(split=2), (6, 5), Region((6, 0), (0, 5)), (0, 0), [slice(3, 3), slice(3, 3)]),
-        (View(split=[1, 5]), (6, 5), Region((0, 0), (1, 5)), (1, 0), [slice(0, 1), slice(0, 0)]),
-        (View(split=2, split_dim=1), (6, 8), Region((2, 3), (2, 5)), (1, 4), [slice(2, 4)] * 2),
-        (View(split=2, split_dim=1), (6, 4, 3), Region((2, 1, 0), (2, 2, 3)), (3, 3), [slice(2, 4)] * 2),
-    ],
-)
-def test_the_share_of_a_region_in_each_matrix(view, shape, region, split, rows) -> None:
-    share = share_of_region(view, shape, region, is_cut=True)
-    assert share.view.split == split
-    assert [extent.rows for extent in share.extents] == rows
-    parts = view.split_matrices(shape)
-    assert [(e.num_rows, e.num_columns) for e in share.extents] == [(p.rows, p.columns) for p in parts]
-    # The matrices of the region are parts of the whole weight's matrices.
-    whole = torch.arange(math.prod(shape)).view(shape)
-    here = share.view.cut(whole[region.slices].contiguous(), region.sizes)
-    for part, local, extent in zip(view.cut(whole, shape), here, share.extents, strict=True):
-        assert set(local.flatten().tolist()) <= set(part[:, extent.rows].flatten().tolist())
-    assert sum(local.numel() for local in here) == region.num_elements
-
-
-def exchanged(mails: Sequence[Mail], buffers: Sequence[Tensor], *, back: bool) -> list[Tensor]:
-    """The result of an all-to-all on each rank."""
-    sent = [
-        buffer.split(m.whole_splits if back else m.part_splits)
-        for m, buffer in zip(mails, buffers, strict=True)
-    ]
-    for rank, mail in enumerate(mails):
-        expected = mail.part_splits if back else mail.whole_splits
-        assert [message[rank].numel() for message in sent] == expected
-    return [torch.cat([message[rank] for message in sent]) for rank in range(len(mails))]
-
-
-def test_messages_gather_and_scatter_tensors() -> None:
-    """Tensors of several dtypes, regions that are empty or the whole tensor, owners in any order."""
-    num_ranks = 3
-    rows = tuple(Cutting((4, 5), (0,), (num_ranks,)).region((rank,)) for rank in range(num_ranks))
-    columns = tuple(Cutting((3, 7), (1,), (num_ranks,)).region((rank,)) for rank in range(num_ranks))
-    everything = (Region((0, 0), (4, 1)),) * num_ranks
-    all_owned = [
-        Owned(2, (Cut((4, 5), torch.bfloat16, rows), Cut((4, 1), torch.float32, everything))),
-        Owned(0, (Cut((3, 7), torch.float64, columns),)),
-        Owned(2, (Cut((3, 7), torch.int8, columns),)),
-    ]
-    wholes = [[torch.randn(cut.shape).mul(9).to(cut.dtype) for cut in owned.cuts] for owned in all_owned]
-    mails = [Mail(all_owned, rank, num_ranks) for rank in range(num_ranks)]
-    assert [mail.owned for mail in mails] == [[1], [], [0, 2]]
-    assert all(size % ALIGNMENT == 0 for mail in mails for size in (*mail.part_splits, *mail.whole_splits))
-
-    buffers = [torch.zeros(sum(mail.part_splits), dtype=torch.uint8) for mail in mails]
-    for rank, (mail, buffer) in enumerate(zip(mails, buffers, strict=True)):
-        for number, owned in enumerate(all_owned):
-            parts = [x[cut.regions[rank].slices] for x, cut in zip(wholes[number], owned.cuts, strict=True)]
-            mail.write_parts(number, parts, buffer)
-            assert all(map(torch.equal, mail.read_parts(number, buffer), parts))
-    arrived = exchanged(mails, buffers, back=False)
-    returned = [torch.zeros(sum(mail.whole_splits), dtype=torch.uint8) for mail in mails]
-    for number, owned in enumerate(all_owned):
-        together = mails[owned.owner].read_wholes(number, arrived[owned.owner])
-        assert all(map(torch.equal, together, wholes[number]))
-        mails[owned.owner].write_wholes(number, together, returned[owned.owner])
-    for buffer, again in zip(buffers, exchanged(mails, returned, back=True), strict=True):
-        assert torch.equal(buffer, again)
-
-
-def test_tensors_that_all_ranks_have_whole_are_sent_only_by_the_owner() -> None:
-    sent = Sent(torch.float32), Sent(torch.float32, (4, 4))
-    matrix = Matrix(Cutting((4, 6), (0,), (2,)), ((0,), (1,)), Traffic(sent, sent), 1)
-    assert [r.num_elements for r in matrix.sent_to(1).cuts[1].regions] == [0, 16]
-    assert [r.num_elements for r in matrix.sent_by(1).cuts[1].regions] == [16, 16]
-
-
 def matrices(*shapes: tuple[int, int]) -> list[Matrix]:
     """Split by rows over two ranks."""
     at, direction = ((0,), (1,)), MuonDirection()
@@ -187,58 +107,6 @@ def test_ranks_share_the_work_of_each_phase() -> None:
     assert {(matrix.phase, owner) for matrix, owner in zip(some, owners, strict=True)} == set(
         itertools.product(range(4), range(2))
     )
-
-
-def test_the_cost_of_a_split_weight_is_that_of_its_matrices() -> None:
-    at = ((0,), (1,))
-    whole = matrix_of(Cutting((12, 4), (0,), (2,)), at, MuonDirection(), View(split=3), torch.float32)
-    (part,) = matrices((4, 4))
-    assert whole.cost == 3 * part.cost
-
-
-@pytest.mark.parametrize(
-    ("options", "gathered", "formed"),
-    [
-        ({}, [torch.bfloat16], [torch.bfloat16]),
-        ({"ns_dtype": "float32"}, [torch.float32], [torch.float32]),
-        ({"ns_dtype": "float16"}, [torch.float32], [torch.float16]),
-        ({"neuron_beta": 0.9}, [torch.bfloat16], [torch.bfloat16, torch.float32]),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_muon_s_traffic_matches_its_phases(options, gathered, formed, dtype) -> None:
-    direction = MuonDirection(**options)
-    traffic = direction.traffic(6, 4, dtype)
-    grad, state = torch.randn(2, 6, 4, dtype=dtype), (torch.zeros(2, 6, 4), torch.zeros(2, 6, 1))
-    sent, _ = direction.before(grad, state[: len(direction.keys)])
-    formed_tensors = direction.whole(sent)
-    for specs, tensors in ((traffic.gathered, sent), (traffic.formed, formed_tensors)):
-        assert [(spec.dtype, spec.shape or (6, 4)) for spec in specs] == [
-            (x.dtype, tuple(x.shape[1:])) for x in tensors
-        ]
-    if dtype == torch.float32:
-        assert [spec.dtype for spec in traffic.gathered] == gathered
-        assert [spec.dtype for spec in traffic.formed] == formed
-
-
-@pytest.mark.parametrize(("shape", "sides"), [((6, 4), (6, 4)), ((6, 5), (6, 5)), ((6, 9), (6, 0))], ids=str)
-def test_soap_s_traffic_matches_its_phases(shape, sides) -> None:
-    """A side that is not rotated sends nothing, and the first step has no d."""
-    direction = SoapDirection(max_precond_dim=8)
-    rows, columns = sides
-    squares = torch.zeros(2, rows, rows), torch.zeros(2, columns, columns)
-    state = torch.zeros(2, *shape), torch.zeros(2, *shape), *squares, *squares
-    traffic = direction.traffic(*shape, torch.float32)
-    for step in (1, 2):
-        sent, _ = direction.before(torch.randn(2, *shape), state)
-        formed = direction.whole(sent, step)
-        assert [x is None for x in formed] == [step == 1, *[False] * 6]
-        for specs, tensors in ((traffic.gathered, sent), (traffic.formed, formed)):
-            for spec, x in zip(specs, tensors, strict=True):
-                assert x is None or (spec.dtype, spec.shape or shape) == (x.dtype, tuple(x.shape[1:]))
-                assert spec.by_rows == (spec.shape is not None)
-        state = tuple(formed[1:])
 
 
 def test_state_that_happens_to_have_the_shape_of_a_shard_is_not_viewed_as_the_weight() -> None:
