@@ -63,23 +63,6 @@ def test_a_tied_head_is_an_embedding_and_appears_once() -> None:
     assert len(kinds) == len(list(model.parameters()))
 
 
-def test_an_embedding_wins_whichever_owner_comes_first() -> None:
-    table = nn.Embedding(40, 16)
-    head = nn.Linear(16, 40, bias=False)
-    head.weight = table.weight
-    for model in (
-        nn.ModuleDict({"head": head, "table": table}),
-        nn.ModuleDict({"table": table, "head": head}),
-    ):
-        assert list(kinds_of(model).values()) == ["embedding"]
-
-
-def test_a_frozen_parameter_has_a_kind() -> None:
-    model = Decoder()
-    before = kinds_of(model)
-    assert kinds_of(model.requires_grad_(False)) == before
-
-
 def compiled(model: nn.Module) -> nn.Module:
     return torch.compile(model, backend="eager")
 
@@ -122,32 +105,6 @@ def test_blocks_that_are_compiled_separately_are_blocks() -> None:
     assert kind_of(model, "lm_head._orig_mod.weight") == "head"
 
 
-def test_a_sequential_model_has_blocks_and_a_head() -> None:
-    blocks = [Attention(16) for _ in range(3)]
-    model = nn.Sequential(nn.Embedding(16, 16), *blocks, nn.LayerNorm(16), nn.Linear(16, 16))
-    kinds = kinds_of(model)
-    assert {kinds[param] for block in blocks for param in block.parameters()} == {"hidden", "vector"}
-    assert kind_of(model, "5.weight") == "head"
-
-
-class Scoring(nn.Module):
-    """A block with a layer that has a head's name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.score = nn.Linear(16, 16)
-
-
-@pytest.mark.parametrize(
-    "stack", [nn.Sequential, lambda *blocks: nn.ModuleList(blocks)], ids=["sequential", "list"]
-)
-def test_a_layer_in_a_block_is_not_a_head_whatever_its_name(stack) -> None:
-    blocks = stack(Scoring(), Scoring())
-    model = nn.ModuleDict({"embedding": nn.Embedding(40, 16), "blocks": blocks, "head": nn.Linear(16, 40)})
-    assert by_kind(model)["hidden"] == "blocks.#.score.weight"
-    assert by_kind(model)["head"] == "head.weight"
-
-
 def test_an_output_layer_for_labels_has_another_size_than_the_vocabulary() -> None:
     model = Decoder(output="output")
     model.output = nn.Linear(16, 3)
@@ -164,44 +121,12 @@ def test_a_head_of_several_layers_is_its_last_layer_and_heads_in_a_list_are_all_
     assert [kind_of(model, f"lm_heads.{i}.weight") for i in (0, 1)] == ["head", "head"]
 
 
-def test_embeddings_in_a_list_have_a_head_too() -> None:
-    model = nn.Module()
-    model.tables = nn.ModuleList(nn.Embedding(40, 16) for _ in range(2))
-    model.to_tokens = nn.Linear(16, 40)
-    assert kind_of(model, "to_tokens.weight") == "head"
-
-
-def test_attention_heads_that_are_modules_are_hidden() -> None:
-    """A list named ``heads``, as in lecture code, is not a list of output heads."""
-    model = nn.Module()
-    model.embedding = nn.Embedding(40, 16)
-    model.blocks = nn.Sequential(
-        *(nn.ModuleDict({"heads": nn.ModuleList(Attention(16) for _ in range(2))}),) * 2
-    )
-    assert set(by_kind(model)) == {"embedding", "hidden", "vector"}
-
-
-def test_a_layer_named_fc_is_a_head_unless_there_is_another() -> None:
-    """It may join hidden states, in a model that drafts tokens."""
-    assert by_kind(nn.ModuleDict({"conv": nn.Conv2d(3, 8, 3), "fc": nn.Linear(8, 5)}))["head"] == "fc.weight"
-    model = Decoder()
-    model.fc = nn.Linear(32, 16)
-    kinds = by_kind(model)
-    assert (kinds["head"], kinds["hidden"]) == ("to_tokens.weight", f"{DECODER_HIDDEN} fc.weight")
-
-
 @pytest.mark.parametrize("name", ["position_embedding", "wpe", "embed_positions"])
 def test_a_layer_with_as_many_outputs_as_there_are_positions_is_no_head(name) -> None:
     model = Decoder(output="lm_head")
     model.add_module(name, nn.Embedding(24, 16))
     model.wider = nn.Linear(16, 24)
     assert by_kind(model)["head"] == "lm_head.weight"
-
-
-def test_the_layer_that_predicts_pixels_is_a_head() -> None:
-    """That of a masked autoencoder."""
-    model = nn.ModuleDict({"decoder_embed": nn.Linear(8, 4), "decoder_pred": nn.Linear(4, 12)})
-    assert by_kind(model)["head"] == "decoder_pred.weight"
 
 
 class LoRALinear(nn.Module):
@@ -233,11 +158,6 @@ class LoRAInside(nn.Linear):
     def __init__(self, num_inputs: int, num_outputs: int) -> None:
         super().__init__(num_inputs, num_outputs)
         self.lora_A = nn.Parameter(torch.zeros(2, num_inputs))
-
-
-def test_loras_matrices_in_a_head_are_hidden() -> None:
-    kinds = by_kind(nn.ModuleDict({"head": LoRAInside(16, 40)}))
-    assert (kinds["head"], kinds["hidden"]) == ("head.weight", "head.lora_A")
 
 
 class Experts(nn.Module):
@@ -298,25 +218,6 @@ def test_parameters_without_a_layer_go_by_their_names() -> None:
     )
 
 
-def test_a_raw_query_beside_a_key_is_a_projection() -> None:
-    projections = nn.ParameterDict({"query": torch.zeros(8, 8), "key": torch.zeros(8, 8)})
-    assert set(by_kind(projections)) == {"hidden"}
-
-
-class RawHead(nn.Module):
-    """A model whose head is a raw parameter."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.ParameterDict({"head": torch.zeros(8, 8)}) for _ in range(2))
-        self.register_parameter(name, nn.Parameter(torch.zeros(8, 40)))
-
-
-@pytest.mark.parametrize("name", ["lm_head", "head_linear", "unembed", "classifier"])
-def test_a_raw_matrix_outside_blocks_is_a_head_by_its_name(name) -> None:
-    assert by_kind(RawHead(name)) == {"hidden": "blocks.#.head", "head": name}
-
-
 @pytest.mark.parametrize("name", ["output", "output_layer", "out_proj", "readout"])
 @pytest.mark.parametrize("is_deep", [False, True])
 def test_the_head_of_a_pipeline_s_last_stage_is_beside_the_blocks(name, is_deep) -> None:
@@ -328,23 +229,6 @@ def test_the_head_of_a_pipeline_s_last_stage_is_beside_the_blocks(name, is_deep)
     assert all(hidden.startswith("inner.") for hidden in by_kind(stage)["hidden"].split())
     stage["out"] = nn.Linear(8, 8)
     assert kind_of(stage, "out.weight") == "hidden"
-
-
-def test_stacked_heads_are_no_experts() -> None:
-    """One for each codebook, as in CSM."""
-    model = nn.ModuleDict({"codebooks_head": holder("CsmCodebooksHead", 3, 8, 40)})
-    assert by_kind(model) == {"head": "codebooks_head.weight"}
-
-
-def test_the_layer_before_a_tied_head_is_hidden() -> None:
-    """As in ModernBERT, whose module ``head`` has no other layer."""
-    embedding, decoder = nn.Embedding(40, 8), nn.Linear(8, 40, bias=False)
-    decoder.weight = embedding.weight
-    head = nn.ModuleDict({"dense": nn.Linear(8, 8, bias=False)})
-    model = nn.ModuleDict({"embedding": embedding, "head": head, "decoder": decoder})
-    assert by_kind(model) == {"embedding": "embedding.weight", "hidden": "head.dense.weight"}
-    head["dense"] = nn.Linear(8, 40, bias=False)
-    assert kind_of(model, "head.dense.weight") == "head"
 
 
 def test_the_only_matrix_of_a_users_layer_goes_by_the_layers_name() -> None:
@@ -383,19 +267,100 @@ def holder(name: str, *shape: int) -> nn.Module:
     return type(name, (Holder,), {})(*shape)
 
 
-def test_layers_by_the_names_of_their_classes() -> None:
-    embedding, linear = holder("VocabularyEmbedding", 40, 16), holder("ColumnLinear", 40, 16)
-    assert list(kinds_of(nn.Sequential(embedding, linear)).values()) == ["embedding", "head"]
-    assert list(kinds_of(nn.Sequential(embedding, holder("Conv1D", 16, 40))).values()) == [
-        "embedding",
-        "head",
-    ]
-    assert list(kinds_of(nn.Sequential(embedding, holder("Router", 40, 16))).values()) == [
-        "embedding",
-        "hidden",
-    ]
-    assert by_kind(holder("CausalConv", 8, 8, 3)) == {"hidden": "weight"}
-    assert by_kind(holder("GroupedLinear", 8, 8, 3)) == {"experts": "weight"}
+def tied(**others: nn.Module) -> nn.ModuleDict:
+    """A model whose head has the weight of its embedding, with other layers between the two."""
+    embedding, decoder = nn.Embedding(40, 8), nn.Linear(8, 40, bias=False)
+    decoder.weight = embedding.weight
+    return nn.ModuleDict({"embedding": embedding, **others, "decoder": decoder})
+
+
+def dense(*shape: int) -> nn.ModuleDict:
+    return nn.ModuleDict({"dense": nn.Linear(*shape, bias=False)})
+
+
+class SaysNothing(Decoder):
+    def get_output_embeddings(self) -> nn.Module:
+        raise NotImplementedError
+
+
+class SaysQuery(Decoder):
+    def get_output_embeddings(self) -> nn.Module:
+        return self.attention.query
+
+
+Dict, Table, Linear = nn.ModuleDict, nn.Embedding, nn.Linear
+BLOCKS = (nn.ModuleList, lambda blocks: nn.Sequential(*blocks))
+# A model, and the names of some of its kinds.
+MODELS: list[tuple[nn.Module, dict[str, str]]] = [
+    # An embedding wins over a head. The layer before a tied head, as ModernBERT's, is hidden,
+    # unless it has as many outputs.
+    (tied(head=dense(8, 8)), {"embedding": "embedding.weight", "hidden": "head.dense.weight"}),
+    (tied(head=dense(8, 40)), {"embedding": "embedding.weight", "head": "head.dense.weight"}),
+    (
+        Dict({"tables": nn.ModuleList([Table(40, 16)]), "to_tokens": Linear(16, 40)}),
+        {"head": "to_tokens.weight"},
+    ),
+    (Dict({"decoder_embed": Linear(8, 4), "decoder_pred": Linear(4, 12)}), {"head": "decoder_pred.weight"}),
+    (Dict({"codebooks_head": holder("CsmCodebooksHead", 3, 8, 40)}), {"head": "codebooks_head.weight"}),
+    (Dict({"conv": nn.Conv2d(3, 8, 3), "fc": Linear(8, 5)}), {"head": "fc.weight"}),
+    (SaysNothing(), {"head": "to_tokens.weight"}),
+    (SaysQuery(), {"head": "attention.query.weight to_tokens.weight"}),
+    (nn.ParameterDict({"query": torch.zeros(8, 8), "key": torch.zeros(8, 8)}), {"hidden": "key query"}),
+    (Dict({"head": LoRAInside(16, 40)}), {"head": "head.weight", "hidden": "head.lora_A"}),
+    # A layer in a block is not a head, whatever its name; nor are modules of attention named so.
+    *(
+        (
+            Dict({"embedding": Table(40, 16), "blocks": of(Dict({"score": Linear(16, 16)}) for _ in "ab")}),
+            {"hidden": "blocks.#.score.weight"},
+        )
+        for of in BLOCKS
+    ),
+    (
+        Dict(
+            {
+                "embedding": Table(40, 16),
+                "blocks": nn.Sequential(*(Dict({"heads": nn.ModuleList([Linear(16, 16)])}) for _ in "ab")),
+            }
+        ),
+        {"hidden": "blocks.#.heads.#.weight"},
+    ),
+    *(
+        (nn.ParameterDict({name: torch.zeros(8, 40)}), {"head": name})
+        for name in ("lm_head", "head_linear", "unembed", "classifier")
+    ),
+    # By the names of classes.
+    *(
+        (Dict({"a": table, "b": layer}), {"embedding": "a.weight", kind: "b.weight"})
+        for table in (holder("VocabularyEmbedding", 40, 16), nn.EmbeddingBag(40, 16))
+        for layer, kind in (
+            (holder("ColumnLinear", 40, 16), "head"),
+            (holder("Conv1D", 16, 40), "head"),
+            (holder("Router", 40, 16), "hidden"),
+        )
+    ),
+    (holder("CausalConv", 8, 8, 3), {"hidden": "weight"}),
+    (holder("GroupedLinear", 8, 8, 3), {"experts": "weight"}),
+    # Patches are embedded.
+    (
+        Dict({"patch_embed": nn.Conv2d(3, 8, 4, 4), "stem": nn.Conv2d(8, 8, 3)}),
+        {"embedding": "patch_embed.weight", "hidden": "stem.weight"},
+    ),
+    (
+        Dict({"embeddings": Dict({"patch_projection": Linear(12, 8)})}),
+        {"embedding": "embeddings.patch_projection.weight"},
+    ),
+    (Dict({"to_patch_embedding": nn.Sequential(Linear(8, 8))}), {"embedding": "to_patch_embedding.#.weight"}),
+    (
+        Dict({"embedding_model": Dict({"body": Dict({"conv": nn.Conv1d(8, 8, 3)})})}),
+        {"hidden": "embedding_model.body.conv.weight"},
+    ),
+]
+
+
+def test_kinds_of_small_models() -> None:
+    for model, kinds in MODELS:
+        found = by_kind(model)
+        assert {kind: found.get(kind) for kind in kinds} == kinds, model
 
 
 def test_matrices_beside_a_norm_are_hidden() -> None:
@@ -421,27 +386,6 @@ def test_tables_in_a_list_belong_to_the_module_with_the_list() -> None:
         == "embedding"
     )
     assert kind_of(model, "Mixer.weights.1") == "hidden"
-
-
-def test_embeddings_by_class() -> None:
-    for layer in (nn.EmbeddingBag(40, 16), type("Mine", (nn.Embedding,), {})(40, 16)):
-        model = nn.Sequential(layer, nn.Linear(16, 40))
-        assert list(kinds_of(model).values()) == ["embedding", "head", "vector"]
-
-
-def test_a_patch_embedding_is_not_a_hidden_matrix() -> None:
-    patches = nn.ModuleDict({"patch_embed": nn.Conv2d(3, 8, 4, 4), "stem": nn.Conv2d(8, 8, 3)})
-    assert by_kind(patches) == expected(
-        embedding="patch_embed.weight", hidden="stem.weight", vector="patch_embed.bias stem.bias"
-    )
-    model = nn.ModuleDict({"embeddings": nn.ModuleDict({"patch_projection": nn.Linear(12, 8)})})
-    assert kind_of(model, "embeddings.patch_projection.weight") == "embedding"
-    model = nn.ModuleDict({"to_patch_embedding": nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))})
-    assert kind_of(model, "to_patch_embedding.1.weight") == "embedding"
-    model = nn.ModuleDict(
-        {"embedding_model": nn.ModuleDict({"body": nn.ModuleDict({"conv": nn.Conv1d(8, 8, 3)})})}
-    )
-    assert kind_of(model, "embedding_model.body.conv.weight") == "hidden"
 
 
 class Doubled(nn.Module):
@@ -478,22 +422,6 @@ def test_parametrized_weights_keep_the_kind_of_their_layer() -> None:
     }
 
 
-def test_a_model_that_cannot_return_its_head_is_still_sorted() -> None:
-    class Refusing(Decoder):
-        def get_output_embeddings(self) -> nn.Module:
-            raise NotImplementedError
-
-    assert kind_of(Refusing(), "to_tokens.weight") == "head"
-
-
-def test_a_declared_head_is_a_head() -> None:
-    class Saying(Decoder):
-        def get_output_embeddings(self) -> nn.Module:
-            return self.attention.query
-
-    assert kind_of(Saying(), "attention.query.weight") == "head"
-
-
 def test_parameters_without_a_shape_yet_are_refused_unless_they_are_frozen() -> None:
     model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4))
     with pytest.raises(ValueError, match=r"0\.weight has no shape yet; .* one forward pass"):
@@ -508,3 +436,11 @@ def test_parameters_without_a_shape_yet_are_refused_unless_they_are_frozen() -> 
 def test_parameters_in_place_of_the_model_are_refused() -> None:
     with pytest.raises(TypeError, match="needs the model itself"):
         kinds_of(nn.Linear(2, 2).parameters())  # type: ignore[arg-type]
+
+
+def test_a_sequential_model_has_blocks_and_a_head() -> None:
+    blocks = [Attention(16) for _ in range(3)]
+    model = nn.Sequential(nn.Embedding(16, 16), *blocks, nn.LayerNorm(16), nn.Linear(16, 16))
+    kinds = kinds_of(model)
+    assert {kinds[param] for block in blocks for param in block.parameters()} == {"hidden", "vector"}
+    assert kind_of(model, "5.weight") == "head"
