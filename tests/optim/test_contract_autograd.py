@@ -145,27 +145,6 @@ def test_autograd_differentiates_through_a_step(device, optimizer_class, options
 
 
 @every_own_class_but_soap
-def test_autograd_differentiates_through_two_steps(device, optimizer_class) -> None:
-    """The derivative of a loss after two steps by the learning rate, against finite differences."""
-
-    def loss_after(lr: Tensor) -> Tensor:
-        weight = random_tensor((3, 4), 0, dtype=torch.float64, device=device).requires_grad_().clone()
-        options = in_float64(optimizer_class)
-        optimizer = optimizer_class([weight], lr=lr, differentiable=True, **options)
-        for number in range(2):
-            weight.grad = random_tensor((3, 4), 1 + number, dtype=torch.float64, device=device)
-            optimizer.step()
-        return (weight**2).sum()
-
-    lr = torch.tensor(0.1, dtype=torch.float64, device=device, requires_grad=True)
-    (slope,) = torch.autograd.grad(loss_after(lr), lr)
-    h = 1e-6
-    with torch.no_grad():
-        quotient = (loss_after(lr + h) - loss_after(lr - h)) / (2 * h)
-    torch.testing.assert_close(slope, quotient, rtol=1e-5, atol=1e-7)
-
-
-@every_own_class_but_soap
 def test_a_differentiable_step_takes_the_ordinary_step(device, optimizer_class) -> None:
     weights = []
     for differentiable in (False, True):

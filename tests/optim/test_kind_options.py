@@ -1,6 +1,5 @@
 """Options for kinds of weights, and rates that are a multiple of the optimizer's."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -109,23 +108,6 @@ def test_a_compiled_step_follows_a_scale(device) -> None:
             step()
         plain.step()
     torch.testing.assert_close(*(list(one.parameters()) for one in models), rtol=1e-4, atol=1e-5)
-
-
-def test_rates_by_layer_are_groups_of_one_kind() -> None:
-    layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(3))
-    overrides = {f"{place}.weight": {"rate_scale": 2.0**-place} for place in range(3)}
-    optimizer = MuonMERIT(param_groups(layers, overrides=overrides, kind_of={"*": "hidden"}), lr=0.1)
-    groups = [(group["kind"], group["direction"], group["rate_scale"]) for group in optimizer.param_groups]
-    assert groups == [("hidden", "muon", 1.0), ("hidden", "muon", 0.5), ("hidden", "muon", 0.25)]
-
-
-@every_direction
-def test_scales_are_saved(optimizer_class) -> None:
-    ours = build(optimizer_class)
-    take_steps(ours, 0)
-    loaded = build(optimizer_class, dict.fromkeys(SCALES, 3.0))
-    loaded.load_state_dict(copy.deepcopy(ours.state_dict()))
-    assert of_kinds(loaded, "rate_scale") == SCALES
 
 
 # --- other options ----------------------------------------------------------------------------------------

@@ -103,12 +103,6 @@ def test_options_override_the_papers() -> None:
     assert (group["lr"], group["weight_decay"], group["clip"]) == (0.5, 0.0, None)
 
 
-def test_groups_can_be_given() -> None:
-    first, second, *_ = parameters()
-    optimizer = create("merit", [{"params": [first]}, {"params": [second], "lr": 0.25}], model="gpt2-small")
-    assert [group["lr"] for group in optimizer.param_groups] == [9e-3, 0.25]
-
-
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(
         ValueError, match=r"unknown optimizer 'merti'; did you mean 'merit'\? Known optimizers: adamw, "
@@ -118,17 +112,6 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
         create("merit", parameters(), model="gpt2-smal")
     with pytest.raises(ValueError, match="unknown model 'gpt2-smal'"):
         create("merit", parameters(), model="gpt2-smal", lr=0.1)
-
-
-def test_a_class_by_its_name() -> None:
-    names = {cls.__name__: cls for cls in {**CLASSES, **NOT_IN_THE_PAPER}.values()}
-    others = ("AdamW", "SophiaG")  # not of the family
-    for name, cls in names.items():
-        if name not in others:
-            assert optimizer_class(name) is cls
-    for name in others:
-        with pytest.raises(ValueError, match=rf"unknown optimizer '{name}'.* Known optimizers: .*MERIT"):
-            optimizer_class(name)
 
 
 @pytest.mark.parametrize("name", {**CLASSES, **NOT_IN_THE_PAPER})

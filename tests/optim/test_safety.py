@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from optimizer_cases import (
-    FAMILY,
     HIDDEN,
     OWN,
     OWN_BUT_SOAP,
@@ -22,7 +21,6 @@ from optimizer_cases import (
     random_tensor,
     set_gradients,
     snapshot,
-    steps_to_move,
     take_steps,
 )
 from torch import Tensor, nn
@@ -126,21 +124,6 @@ def test_a_nan_that_is_propagated_reaches_the_weight(device, case: Case) -> None
     assert params[3].detach().view(-1)[-1].isnan()
 
 
-@pytest.mark.parametrize("optimizer_class", [*FAMILY, *HIDDEN], ids=name_of)
-@pytest.mark.parametrize("foreach", [True, False])
-@pytest.mark.parametrize("clip", [None, 1.0])
-@every_bad_value
-def test_nothing_in_the_ratios_hides_a_bad_gradient(device, optimizer_class, foreach, clip, bad) -> None:
-    """No maximum, clip or eigenvalue decomposition may turn it into a finite number."""
-    param = nn.Parameter(torch.ones(4, 3, device=device))
-    optimizer = optimizer_class([{"params": [param], "clip": clip}], foreach=foreach)
-    param.grad = torch.ones(4, 3, device=device)
-    param.grad[1, 2] = bad
-    for _ in range(steps_to_move(optimizer_class)):
-        optimizer.step()
-    assert param[1, 2].isnan()
-
-
 @pytest.mark.parametrize("optimizer_class", HIDDEN, ids=name_of)
 @pytest.mark.parametrize("num_good", [0, 2, 11])
 @every_bad_value
@@ -191,18 +174,6 @@ def test_the_gradient_norm_of_a_step_without_gradients_is_zero(device, case: Cas
     assert optimizer.grad_norm == 0
 
 
-@every_own_case
-def test_max_grad_norm_counts_only_parameters_with_gradients(device, case: Case) -> None:
-    params = parameters(device)
-    optimizer = case.build([{"params": params[:3]}, {"params": params[3:]}], max_grad_norm=1.0)
-    set_gradients(params, 0)
-    params[0].grad = params[4].grad = None
-    optimizer.step()
-    assert_same_bits(
-        optimizer.grad_norm, torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
-    )
-
-
 LARGE_GRADIENTS: dict[str, Callable[[], Tensor]] = {
     "dense": lambda: torch.full((3000, 1000), 0.3),
     "transposed": lambda: torch.full((1000, 3000), 0.3).t(),
@@ -233,23 +204,6 @@ def test_the_norm_of_half_precision_gradients_does_not_overflow(device, dtype) -
     torch.testing.assert_close(moment, torch.full_like(moment, 0.1 / 64), rtol=1e-5, atol=0)
 
 
-@every_own_case
-def test_a_nan_gradient_makes_the_norm_nan_as_clip_grad_norm_does(device, case: Case) -> None:
-    params, plain = parameters(device), parameters(device)
-    optimizer, reference = case.build(params, max_grad_norm=1.0), case.build(plain)
-    for step in range(steps_to_move(case)):
-        for group in (params, plain):
-            set_gradients(group, step)
-            spoil(group, torch.nan)
-        clip_grad_norm_(plain, 1.0)
-        optimizer.step()
-        reference.step()
-    assert optimizer.grad_norm.isnan()
-    for param, expected in zip(params, plain, strict=True):
-        assert_same_bits(param.isnan(), expected.isnan())
-        assert param.isnan().all()
-
-
 @every_capturable_class
 def test_scaled_clipped_and_checked_gradients_go_together(device, optimizer_class) -> None:
     """With the attributes that GradScaler sets on an optimizer during a step."""
@@ -277,24 +231,6 @@ def test_scaled_clipped_and_checked_gradients_go_together(device, optimizer_clas
     assert_same_bits(snapshot(optimizer), snapshot(reference))
     assert optimizer.num_skipped_steps == 3  # each step once, whatever the reasons
     assert reference.num_skipped_steps == 0
-
-
-@every_capturable_class
-def test_an_overflow_of_the_loss_scale_is_skipped_and_not_raised(device, optimizer_class) -> None:
-    """The scaler expects overflows, as it does when it does not call the step at all."""
-    params = parameters(device)
-    optimizer = optimizer_class(params, nonfinite="raise", capturable=True)
-    take_steps(optimizer, 1)
-    before = snapshot(optimizer)
-    set_gradients(params, 1)
-    spoil(params, torch.inf)
-    optimizer.grad_scale = torch.tensor(8.0, device=device)
-    optimizer.found_inf = torch.tensor(1.0, device=device)
-    optimizer.step()
-    assert_unchanged(optimizer, before)
-    optimizer.found_inf.zero_()
-    with pytest.raises(FloatingPointError):
-        optimizer.step()
 
 
 def test_bad_gradients_of_the_curvature_are_skipped_or_raised_on(device) -> None:

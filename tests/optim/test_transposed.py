@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.optim import Optimizer
 
-from merit_optim import MERIT, OPTIMIZERS, Muon, MuonMERIT, NorMuon, create, param_groups
+from merit_optim import OPTIMIZERS, Muon, MuonMERIT, NorMuon, create, param_groups
 from merit_optim.optim import algorithm
 from merit_optim.optim.kinds import transposed_in
 from merit_optim.optim.spec import Spec
@@ -236,24 +236,7 @@ def test_a_conv1d_that_torch_has_wrapped() -> None:
     assert marked(nn.Sequential(sharded, nn.Linear(4, 4))) == {"0.weight"}
 
 
-def test_other_models_have_no_marks() -> None:
-    assert not any("transposed" in group for group in param_groups(Model(is_transposed=False)))
-    assert not marked(nn.Sequential(nn.Linear(3, 4), nn.Conv1d(4, 4, 3), nn.Embedding(3, 4)))
-
-
 # --- groups -----------------------------------------------------------------------------------------------
-
-
-def test_weights_of_each_orientation_have_their_groups() -> None:
-    overrides = {name: {"split": 3} for name in ("embedding.weight", "qkv.weight")}
-    groups = MERIT(param_groups(Model(is_transposed=True), overrides=overrides)).param_groups
-    assert [(group["param_names"][0], group.get("transposed", False)) for group in groups] == [
-        ("embedding.weight", False),
-        ("qkv.weight", True),
-        ("qkv.bias", False),
-        ("proj.weight", True),
-        ("experts.gate_up_proj", True),
-    ]
 
 
 def test_an_override_decides() -> None:
@@ -263,21 +246,6 @@ def test_an_override_decides() -> None:
     groups = param_groups(Model(is_transposed=False), overrides={"qkv.weight": {"transposed": True}})
     (qkv,) = [group for group in NorMuon(groups).param_groups if group.get("transposed")]
     assert qkv["param_names"] == ["qkv.weight"]
-
-
-def test_a_layer_in_both_orientations() -> None:
-    model = nn.ModuleList([nn.Linear(3, 4, bias=False), Conv1D(3, 4)])
-    optimizer = NorMuon(param_groups(model, no_decay=["*"]))
-    for param in model.parameters():
-        param.grad = torch.ones_like(param)
-    optimizer.step()
-    assert [group["param_names"] for group in optimizer.param_groups] == [
-        ["0.weight"],
-        ["1.weight"],
-        ["1.bias"],
-    ]
-    states = [optimizer.state[layer.weight]["second_momentum_buffer"] for layer in model]
-    assert [tuple(state.shape) for state in states] == [(1, 4, 1), (1, 1, 4)]
 
 
 @pytest.mark.parametrize(
