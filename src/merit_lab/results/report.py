@@ -34,7 +34,7 @@ def _curve(value: str, title: str, unit: str, caption: str = "", **how: Any) -> 
 
 
 _TOKEN, _PART = "nats per token", "share of elements"
-_CURVES = (
+LOSSES = (
     _curve("validation_loss", "Validation loss", _TOKEN, "Mean cross-entropy on the validation set."),
     _curve("validation_loss", "Validation loss over tokens", _TOKEN, against="tokens"),
     _curve(
@@ -44,6 +44,9 @@ _CURVES = (
         "Of each run's own machine.",
         against="seconds",
     ),
+)
+_CURVES = (
+    *LOSSES,
     _curve("training_loss", "Training loss", _TOKEN, "Mean cross-entropy on the batch of the step."),
     _curve("max_logit", "Largest attention logit", "logit", "Over all layers and heads.", wide=True),
     _curve("entropy", "Attention entropy", "nats", "Mean over heads. At 0 each token attends to one."),
@@ -64,19 +67,12 @@ def report(of: table.Table) -> Page:
         names = join(of.runs["run"].to_list())
         raise ValueError(f"nothing to report: no measurements recorded yet by {names}")
     runs = with_series(of.runs)
-    groups = runs.partition_by("conditions", maintain_order=True)
-    sections, summaries = [], []
-    if len(groups) > 1:
-        summaries.append(f"Runs with {len(groups)} kinds of conditions; only those of one are compared.")
-    for place, alike in enumerate(groups, start=1):
-        conditions = alike["conditions"][0]
-        of_these, suffix = (f" of {conditions}", f"-{place}") if len(groups) > 1 else ("", "")
-        summaries.append(f"{conditions}: {summary(alike)}" if of_these else summary(alike))
-        caption = "Means over the finished runs, ± the standard deviation over seeds. Loss in nats per token."
-        sections.append(Section(f"Outcome{of_these}", outcome(alike), caption))
-        sections += compared(alike, of_these)
-        shown = _CURVES if len(groups) <= _MOST_DETAILED else _CURVES[:1]
-        sections += _drawn(alike, of.steps, shown, of_these, suffix)
+    conditions = runs["conditions"].unique(maintain_order=True)
+    shown = _CURVES if len(conditions) <= _MOST_DETAILED else _CURVES[:1]
+    sections, summaries = ranked(runs, of.steps, shown)
+    if len(conditions) > 1:
+        several = f"Runs with {len(conditions)} kinds of conditions; only those of one are compared."
+        summaries = [several, *summaries]
     sections += measurements(runs)
     sections.append(Section(f"Every run ({len(runs)})", every_run(runs), "Last values.", folded=True))
     sections += settings(runs)
@@ -84,12 +80,34 @@ def report(of: table.Table) -> Page:
     devices = dict.fromkeys(_values(runs, "environment.device.name"))
     return Page(
         title=join(list(optimizers.values())),
-        facts=[*(groups[0]["conditions"][:1] if len(groups) == 1 else ()), *devices],
+        facts=[*(conditions if len(conditions) == 1 else ()), *devices],
         summary="\n".join(summaries),
         sections=sections,
         warnings=warnings(runs, of.steps),
         runs=runs,
     )
+
+
+def ranked(
+    runs: pl.DataFrame,
+    steps: pl.DataFrame,
+    shown: Sequence[Mapping[str, Any]],
+    title: str = "Outcome",
+    columns: Sequence[str] = (),
+) -> tuple[list[Section], list[str]]:
+    """Sections on the series in their order, with these curves, and what they say, for each conditions."""
+    sections, summaries = [], []
+    groups = runs.partition_by("conditions", maintain_order=True)
+    for place, alike in enumerate(groups, start=1):
+        conditions = alike["conditions"][0]
+        of_these, suffix = (f" of {conditions}", f"-{place}") if len(groups) > 1 else ("", "")
+        summaries.append(f"{conditions}: {summary(alike)}" if of_these else summary(alike))
+        ends = outcome(alike)
+        caption = "Means over the finished runs, ± the standard deviation over seeds. Loss in nats per token."
+        sections.append(Section(f"{title}{of_these}", ends.only(columns) if columns else ends, caption))
+        sections += compared(alike, of_these)
+        sections += _drawn(alike, steps, shown, of_these, suffix)
+    return sections, summaries
 
 
 def summary(runs: pl.DataFrame) -> str:

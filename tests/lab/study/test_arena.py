@@ -67,7 +67,7 @@ def test_all_are_tuned_alike_and_the_best_is_trained_with_fresh_seeds(
     by_seed = {slug: dict(of.select("seed", "loss").iter_rows()) for (slug,), of in finals.group_by("slug")}
     assert re.search(r"\| AdamW \| [a-z_, ]*\beps\b", page)  # among those that were never tuned
     pair = statistic.simultaneous(by_seed)["muon-merit", "muon"]
-    assert f"{-pair.mean:+.3f} ({-pair.high:+.3f} to {-pair.low:+.3f})" in page
+    assert f"| {-pair.mean:.4f} | {-pair.high:.4f} to {-pair.low:.4f} | 3 |" in page
     printed = capsys.readouterr()
     assert "MuonMERIT ended lowest" in printed.out
     assert "the budget ran out before all were tuned, which takes 8 or more" in printed.err
