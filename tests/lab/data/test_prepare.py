@@ -138,7 +138,7 @@ def test_an_external_tokenizer(corpus: Corpus, tmp_path: Path) -> None:
         prepare(corpus, folder, tokenizer=str(moved), end_of_text="</s>")
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", "bytes-over-bpe"])
+@pytest.mark.parametrize("tokenizer", ["bytes", pytest.param("bytes-over-bpe", marks=pytest.mark.slow)])
 def test_killed_at_any_moment_and_resumed(tmp_path: Path, tokenizer: str) -> None:
     """SIGKILL before every change of a file; nothing unfinished opens, and the same bytes come out.
 

@@ -22,7 +22,10 @@ def _forget_compiled_code():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("family", "autocast"), [("gpt2", False), ("gpt2-qk-norm", True), ("llama", True)])
+@pytest.mark.parametrize(
+    ("family", "autocast"),
+    [("gpt2", False), pytest.param("gpt2-qk-norm", True, marks=pytest.mark.slow), ("llama", True)],
+)
 def test_a_compiled_model_is_one_graph_with_the_same_numbers(family, autocast) -> None:
     config = replace(FAMILIES[family], layers=1, loss_chunk=50)
     model = spread(config)
