@@ -58,27 +58,32 @@ def encode(value: Any, indent: int | None = None) -> str:
 
 
 def sealed(content: Mapping[str, Any]) -> str:
-    """Return the text of a file for ``read_object``: an object, with a checksum that shows a change."""
+    """Return an object as the text of a file, with a checksum that shows a change."""
     named = _named(content)
     return encode({**named, "crc32": _crc32(named)}, indent=2) + "\n"
 
 
-def read_object(path: Path, way_out: str = "restore the file that the run wrote") -> dict[str, Any]:
-    """Return the JSON object in a file, or raise ValueError with the file, the reason and the way out.
+def unsealed(content: bytes | str) -> dict[str, Any]:
+    """Return the object that ``sealed`` wrote; without a checksum, as one writes by hand, it is as it is.
 
-    A file without a checksum, as one writes by hand, is read as it is.
+    Raises ValueError, with the reason alone, if it is none or was changed.
     """
+    value = decode(content)
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds a {type(value).__name__}, not a JSON object")
+    if (checksum := value.pop("crc32", None)) is not None and checksum != _crc32(value):
+        raise ValueError("it was changed: it does not match its checksum")
+    return value
+
+
+def read_object(path: Path, way_out: str = "restore the file that the run wrote") -> dict[str, Any]:
+    """Return the JSON object in a file, or raise ValueError with the file, the reason and the way out."""
     try:
-        value = decode(path.read_bytes())
+        return unsealed(path.read_bytes())
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing; {way_out}") from None
     except ValueError as error:
         raise ValueError(f"{path} is not the JSON that was written ({error}); {way_out}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, not a JSON object; {way_out}")
-    if (checksum := value.pop("crc32", None)) is not None and checksum != _crc32(value):
-        raise ValueError(f"{path} was changed: it does not match its checksum; {way_out}")
-    return value
 
 
 def with_nan(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from merit_lab.json_values import build, read_object, sealed
+from merit_lab.json_values import build, sealed, unsealed
 
 if TYPE_CHECKING:
     import torch
@@ -73,15 +73,14 @@ class Index:
     @classmethod
     def read(cls, path: Path) -> Index:
         """Read and check a dataset.json."""
-        way_out = f"{_AGAIN}; to use the token files beside it as they are, remove or rename it"
-        content = read_object(path, way_out)
         try:
-            index = build(cls, content)
+            index = build(cls, unsealed(path.read_bytes()))
             if index.format != _FORMAT:
                 raise ValueError(f"its format is {index.format!r}")
         except ValueError as error:
             raise ValueError(
-                f"{path} is not of this version of `merit prepare` ({error}): {way_out}"
+                f"{path} is damaged, or not of this version of `merit prepare` ({error}): {_AGAIN}; to use "
+                "the token files beside it as they are, remove or rename it"
             ) from error
         return index
 

@@ -123,7 +123,7 @@ def test_a_damaged_index_is_named(tmp_path: Path, damage: Callable[[str], str]) 
     before = path.read_text()
     path.write_bytes(damage(before).encode("latin-1"))
     assert path.read_text(encoding="latin-1") != before
-    with pytest.raises(ValueError, match=r"dataset.json .*prepare the data again"):
+    with pytest.raises(ValueError, match=r"dataset.json is damaged, or .*: prepare the data again"):
         Dataset.open(tmp_path)
 
 

@@ -165,7 +165,6 @@ OPTIONS: list[tuple[Hidden, dict[str, Any]]] = [
     (muon_merit, {"element_wise": False}),
     (muon_merit, {"weight_bound": False}),
     (muon_merit, {"ratio_bounds": (0.0, 0.05)}),
-    (muon_merit, {"ratio": "none", "ratio_bounds": (0.0, 0.05)}),  # no ratio to bound
     (muon_merit, {"norm": "l2", "element_wise": False}),
     (muon_merit, {"max_grad_norm": 0.5, "momentum": 0.9}),
     (muon_merit, {"nonfinite": "skip", "capturable": True, "lr": 0.04}),
@@ -376,18 +375,6 @@ def test_groups_that_differ_in_numbers_share_a_launch(device) -> None:
     pair = MuonPair(parameters([(5, 7), (6,), (5, 7), (5, 7)], device), groups=groups)
     for _ in range(2):
         pair.step()
-    assert len(held_launches(pair.engine)) == 1
-
-
-def test_options_of_adam_in_a_group_do_not_change_its_momentum(device) -> None:
-    """A group's betas are for those of its weights that are not hidden matrices."""
-    options = {"momentum": 0.6, "betas": (0.8, 0.7), "bias_correction": True}
-    groups = [{"params": slice(0, 1)}, {"params": slice(1, 3), **options}]
-    pair = MuonPair(parameters([(5, 7), (5, 7), (6,)], device), groups=groups)
-    with tiles():
-        for _ in range(2):
-            pair.step()
-    assert not pair.engine._unfused
     assert len(held_launches(pair.engine)) == 1
 
 
