@@ -12,7 +12,6 @@ import json
 import math
 import reprlib
 import types
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -57,33 +56,17 @@ def encode(value: Any, indent: int | None = None) -> str:
     return json.dumps(_named(value), allow_nan=False, indent=indent)
 
 
-def sealed(content: Mapping[str, Any]) -> str:
-    """Return an object as the text of a file, with a checksum that shows a change."""
-    named = _named(content)
-    return encode({**named, "crc32": _crc32(named)}, indent=2) + "\n"
-
-
-def unsealed(content: bytes | str) -> dict[str, Any]:
-    """Return the object that ``sealed`` wrote; without a checksum, as one writes by hand, it is as it is.
-
-    Raises ValueError, with the reason alone, if it is none or was changed.
-    """
-    value = decode(content)
-    if not isinstance(value, dict):
-        raise ValueError(f"it holds a {type(value).__name__}, not a JSON object")
-    if (checksum := value.pop("crc32", None)) is not None and checksum != _crc32(value):
-        raise ValueError("it was changed: it does not match its checksum")
-    return value
-
-
 def read_object(path: Path, way_out: str = "restore the file that the run wrote") -> dict[str, Any]:
     """Return the JSON object in a file, or raise ValueError with the file, the reason and the way out."""
     try:
-        return unsealed(path.read_bytes())
+        value = decode(path.read_bytes())
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing; {way_out}") from None
     except ValueError as error:
         raise ValueError(f"{path} is not the JSON that was written ({error}); {way_out}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}, not a JSON object; {way_out}")
+    return value
 
 
 def with_nan(value: Any) -> Any:
@@ -177,10 +160,6 @@ def _in_words(hint: Any) -> str:
         is_counted = kind is tuple and inner[-1] is not Ellipsis
         return f"a list{f' of {len(inner)}' if is_counted else ''}, each {_in_words(inner[0])}"
     return _WORDS.get(kind, "an object")
-
-
-def _crc32(value: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
 def _named(value: Any) -> Any:

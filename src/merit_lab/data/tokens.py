@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import zlib
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from merit_lab.json_values import build, sealed, unsealed
+from merit_lab.json_values import build, decode
 
 if TYPE_CHECKING:
     import torch
@@ -68,21 +70,31 @@ class Index:
 
     def to_json(self) -> str:
         """Return the content of dataset.json."""
-        return sealed(asdict(self))
+        content = asdict(self)
+        content["crc32"] = _crc32(content)
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Index:
         """Read and check a dataset.json."""
         try:
-            index = build(cls, unsealed(path.read_bytes()))
+            content = decode(path.read_bytes())
+            checksum = content.pop("crc32", None) if isinstance(content, dict) else None
+            index = build(cls, content)
             if index.format != _FORMAT:
                 raise ValueError(f"its format is {index.format!r}")
+            if checksum != _crc32(content):
+                raise ValueError("it does not match its checksum")
         except ValueError as error:
             raise ValueError(
                 f"{path} is damaged, or not of this version of `merit prepare` ({error}): {_AGAIN}; to use "
                 "the token files beside it as they are, remove or rename it"
             ) from error
         return index
+
+
+def _crc32(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def fingerprint(train_sha256: str, validation_sha256: str) -> str:

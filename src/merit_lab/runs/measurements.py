@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from merit_lab.json_values import convert, decode, encode, read_object, sealed, with_nan
+from merit_lab.json_values import convert, decode, encode, read_object, with_nan
 from merit_lab.runs import durable
 from merit_lab.runs.lock import lock
 
@@ -49,7 +49,7 @@ class Measurements:
         with lock(self.path.parent, patience=_PATIENCE):
             self.parts = _read(self.path)
             self.parts[part] = {"settings": settings, "result": result, **about}
-            durable.write(self.path, sealed({"format": _FORMAT, **self.parts}))
+            durable.write(self.path, encode({"format": _FORMAT, **self.parts}, indent=2) + "\n")
         self.parts = _read(self.path)
 
 

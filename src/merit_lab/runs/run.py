@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from merit_lab import durable
-from merit_lab.json_values import convert, read_object, sealed
+from merit_lab.json_values import convert, encode, read_object
 from merit_lab.runs.find import archive_of
 from merit_lab.runs.lock import is_locked
 from merit_lab.runs.metrics import read_metrics
@@ -55,9 +55,9 @@ class Run:
         folder = Path(folder)
         refuse_run(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        durable.write(folder / "environment.json", sealed(environment))
+        durable.write(folder / "environment.json", encode(environment, indent=2) + "\n")
         # Last, because this file makes a folder a run.
-        durable.write(folder / "config.json", sealed({"format": FORMAT, **config}))
+        durable.write(folder / "config.json", encode({"format": FORMAT, **config}, indent=2) + "\n")
         return cls(folder, config, environment)
 
     @classmethod

@@ -26,7 +26,6 @@ import numpy as np
 from merit_lab.study.contestant import FIELDS, Contestant, usual_rate
 from merit_lab.text import join
 from merit_lab.train import OptimizerConfig, TrainConfig
-from merit_lab.train.by_kind import rest_of
 from merit_lab.train.optimizer_options import class_of, default_of, option_names, takes
 
 # An axis has the same place in the sequence for every optimizer.
@@ -145,6 +144,8 @@ def space_of(contestant: Contestant, base: TrainConfig, changes: Sequence[str] =
             usual = known or usual_rate(config, optimizer)
             add(name, _rounded(usual / _FACTOR), _rounded(usual * _FACTOR), usual)
     options = config.optimizer.options_by_name()
+    from merit_lab.train.by_kind import rest_of  # imports torch, which help does not need
+
     for scale in set(rest_of(config.optimizer.name).values()):
         add("rate_scale", *_SCALES, scale)
     assert config.steps is not None

@@ -34,12 +34,8 @@ if TYPE_CHECKING:
 
 _SHORT_NAMES = {"torch": "torch.optim", "pytorch-optimizer": "pytorch_optimizer"}
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
-_FIELDS = (
-    "lr",
-    "rate_scale",
-    "weight_decay",
-    "max_grad_norm",
-)  # fields of OptimizerConfig, for both optimizers
+# Fields of OptimizerConfig, for both optimizers.
+_FIELDS = ("lr", "rate_scale", "weight_decay", "max_grad_norm")
 _CHECKED: set[Any] = {bool, int, float, str, types.NoneType, Literal}  # types that text can be compared with
 
 

@@ -9,7 +9,6 @@ import pytest
 from polars.testing import assert_frame_equal
 from written_runs import write_run
 
-from merit_lab.json_values import read_object
 from merit_lab.runs import keep_command, table
 from merit_lab.runs.command import main
 
@@ -83,7 +82,7 @@ def test_another_run_of_the_same_name_is_refused(
     )
     if "started" in changed:
         path = other.folder / "environment.json"
-        path.write_text(json.dumps({**read_object(path), **changed}))
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
     assert run(keep_command.main, tmp_path / "a", tmp_path / "b", "--out", tmp_path / "kept") == 1
     assert f"of the same name with different {what}" in capsys.readouterr().err
     assert not (tmp_path / "kept").exists()

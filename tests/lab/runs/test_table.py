@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import polars as pl
 import pytest
 from written_runs import write_run
 
-from merit_lab.json_values import read_object
 from merit_lab.runs import MetricsWriter, Run, lock, table
 from merit_lab.runs.keep_command import keep
 from merit_lab.runs.measurements import Measurements
@@ -148,20 +146,9 @@ def test_a_damaged_record_is_named(tmp_path: Path, file: str, text: str) -> None
         table.read(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["config.json", "environment.json", "noise/step-00000001.json"])
-def test_a_changed_digit_of_a_record_is_noticed(tmp_path: Path, file: str) -> None:
-    run = write_run(tmp_path / "one")
-    Measurements(run.folder / "noise/step-00000001.json").put("scale", {"seed": 17}, {"value": 17})
-    path = run.folder / file
-    text = path.read_text()
-    path.write_text(re.sub(r"\d(?=\D)", lambda found: str((int(found[0]) + 1) % 10), text, count=1))
-    with pytest.raises(ValueError, match=rf"{path.name} .*it was changed"):
-        table.read(tmp_path)
-
-
 def test_a_part_of_the_environment_is_an_object(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one")
     path = run.folder / "environment.json"
-    path.write_text(json.dumps({**read_object(path), "device": "none"}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "device": "none"}))
     with pytest.raises(ValueError, match=r"environment\.json: device is 'none'; it must be an object"):
         table.read(tmp_path)

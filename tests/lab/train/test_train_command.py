@@ -24,11 +24,11 @@ TOY += ["--batch", "4", "--steps", "3"]
 
 
 def test_a_model_and_options(data, tmp_path):
-    options = ["--data", str(data), "--out", str(tmp_path), "--optimizer.name", "lamb", "--model.qk-norm"]
+    options = ["--data", str(data), "--out", str(tmp_path), "--optimizer.name", "merit", "--model.qk-norm"]
     config, folder, resume = parse(["nano-10m", *options])
     assert (folder, resume) == (tmp_path, False)
     assert (config.model.width, config.model.qk_norm) == (PRESETS["nano-10m"].width, True)
-    assert (config.optimizer.name, config.data) == ("lamb", data)
+    assert (config.optimizer.name, config.data) == ("merit", data)
 
 
 def test_the_slurm_example_parses():

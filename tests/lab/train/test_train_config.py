@@ -61,7 +61,7 @@ def test_some_parameters_can_have_other_options(changed):
             "*embedding*:elementwise=false",
             "'elementwise', which MERIT does not know; did you mean 'element_wise'",
         ),
-        ("*embedding*:momentum=0.9", "sets momentum, which merit does not have; it has .*element_wise"),
+        ("*embedding*:momentum=0.9", "sets 'momentum', which its choices do not have"),
         ("embeddings:element_wise=false", "'embeddings' matches no parameter; the nearest"),
     ],
 )
