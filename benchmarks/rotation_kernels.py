@@ -10,15 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _upper(index):
-    """The row and column of a tile of the upper triangle, counted column by column."""
-    column = ((tl.sqrt(8.0 * index.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
-    # The square root may be rounded past an integer.
-    column = tl.where(column * (column + 1) // 2 > index, column - 1, column)
-    column = tl.where((column + 1) * (column + 2) // 2 <= index, column + 1, column)
-    return index - column * (column + 1) // 2, column
+from merit_optim.optim.engines.fused.product_kernels import upper
 
 
 @triton.jit
@@ -76,7 +68,7 @@ def product(
     program = tl.program_id(0)
     matrix, tile = (program // num_tiles).to(tl.int64), program % num_tiles
     if SYMMETRIC:
-        i, j = _upper(tile)
+        i, j = upper(tile)
     else:
         i, j = tl.swizzle2d(tile // tiles_across, tile % tiles_across, tiles_down, tiles_across, GROUP)
     addresses += matrix * NUM_ADDRESSES

@@ -2,6 +2,7 @@
 
     python benchmarks/rotations.py [products] [kernels] [bases]   milliseconds on a CUDA device, lines of JSON
     TRITON_INTERPRET=1 python benchmarks/rotations.py kernels     whether the kernels are right, on a CPU
+    python benchmarks/rotations.py drift                          how well bases follow, on a CPU
 
 products   cuBLAS, all matrices of a shape in a batch, in float32, TF32 and bfloat16
 kernels    the same by `rotation_kernels.py`, in several tiles
@@ -193,6 +194,34 @@ def bases() -> None:
                 show(what=way.__name__, num=num, side=side, kind=kind, ms=taken)
 
 
+def drift() -> None:
+    """What is left off the diagonal of Q' L Q, per row, after 40 refreshes while the eigenvectors turn."""
+    side = 128
+    sizes = torch.logspace(0, -2, side)[:, None]
+    for speed in (0.0, 0.01, 0.05):
+        torch.manual_seed(1)
+        skew, left, average = speed * torch.randn(side, side) / side**0.5, {}, torch.zeros(1, side, side)
+        turn, vectors = torch.matrix_exp(skew - skew.T), orthogonal(side).cpu()
+        bases: dict[Callable[[Tensor, Tensor], Tensor], Tensor] = {}
+        for step in range(403):
+            grad = vectors @ (sizes * torch.randn(side, 2 * side))
+            average, vectors = torch.lerp(average, (grad @ grad.T)[None], 0.05), vectors @ turn
+            if step == 2:
+                first = torch.linalg.eigh(average)[1].flip(-1)
+                bases = dict.fromkeys((by_householder, by_cholesky, by_rotation), first)
+            if step > 2 and step % 10 == 2:
+                for way, basis in bases.items():
+                    order = (basis * (average @ basis)).sum(1)[0].argsort(descending=True)
+                    bases[way] = way(average, basis[:, :, order])
+        for way, basis in bases.items():
+            turned = (basis.mT @ average @ basis)[0]
+            scale = turned.diagonal().rsqrt()
+            left[way.__name__] = round(
+                ((turned * scale * scale[:, None]).square().sum() / side - 1).item(), 4
+            )
+        show(what="drift", speed=speed, **left)
+
+
 if __name__ == "__main__":
     for one in sys.argv[1:] or ("products", "kernels", "bases"):
-        {"products": products, "kernels": kernels, "bases": bases}[one]()
+        {"products": products, "kernels": kernels, "bases": bases, "drift": drift}[one]()

@@ -66,6 +66,7 @@ def with_tables(text: str) -> str:
 
 
 if __name__ == "__main__":
+    texts.draw(ROOT / "docs/images/two-texts.svg")
     for page in PAGES:
         path = ROOT / page
         path.write_text(with_tables(path.read_text("utf-8")), "utf-8")

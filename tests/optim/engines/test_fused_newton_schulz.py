@@ -255,7 +255,7 @@ def test_tiles_of_the_upper_triangle_are_counted_column_by_column(device, first)
     @triton.jit
     def find(tiles, first, num, BLOCK: tl.constexpr):
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        row, column = product_kernels._upper(first + at)
+        row, column = product_kernels.upper(first + at)
         tl.store(tiles + at, row)
         tl.store(tiles + num + at, column)
 

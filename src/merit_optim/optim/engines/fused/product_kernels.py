@@ -16,7 +16,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _upper(index):
+def upper(index):
     """The row and column of a tile of the upper triangle, counted column by column."""
     column = ((tl.sqrt(8.0 * index.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
     # The square root may be rounded past an integer.
@@ -60,7 +60,7 @@ def symmetric(
     num_upper = num_tiles * (num_tiles + 1) // 2
     program = tl.program_id(0)
     matrix = (program // num_upper).to(tl.int64)
-    i, j = _upper(program % num_upper)
+    i, j = upper(program % num_upper)
     rows, columns = i * BLOCK_M + tl.arange(0, BLOCK_M), j * BLOCK_M + tl.arange(0, BLOCK_M)
     inner = tl.arange(0, BLOCK_K)
     # Beyond the edge, other rows are read and their results are not stored.
